@@ -96,7 +96,7 @@ def _kernel_class(environment: dict):
         "Starts `sys.executable`, not the `python3` that Jupyter's search path would give."
         @property
         def kernel_spec(self):
-            return KernelSpec(argv=[sys.executable, '-m', 'ipykernel_launcher', '-f', '{connection_file}', '--log-level=40'], language='python', env=environment)
+            return KernelSpec(argv=[sys.executable, '-m', 'ipykernel_launcher', '-f', '{connection_file}', '--log-level=50'], language='python', env=environment)
     return OwnKernel
 
 def kernel_environment(root: Path, name: str) -> dict:

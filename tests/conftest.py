@@ -1,0 +1,49 @@
+"What the tests share: the checkout, a clone of it as it is now, and the smoke pipeline run once in such a clone."
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+os.environ.update(OMP_NUM_THREADS='1', MKL_NUM_THREADS='1', OPENBLAS_NUM_THREADS='1', DVC_NO_ANALYTICS='1', SOURCE_DATE_EPOCH='0')
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+from layerdescent.pipeline import copy_sources, git  # noqa: E402  (the checkout's, not an installed one)
+
+
+def command(folder: Path, *words, check=True, **environment) -> subprocess.CompletedProcess:
+    "Run a program of this interpreter's environment in a folder that is a checkout; its package comes first."
+    env = {k: v for k, v in os.environ.items() if not k.startswith(('LAYERDESCENT_', 'GIT_', 'DVC_ROOT', 'DVC_STAGE'))}
+    env |= dict(PATH=f'{Path(sys.executable).parent}{os.pathsep}{env["PATH"]}', PYTHONPATH=str(folder)) | environment
+    done = subprocess.run([*map(str, words)], cwd=folder, env=env, capture_output=True, text=True)
+    if check: assert done.returncode == 0, f'{words}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}'
+    return done
+
+
+def commit(folder: Path, message: str) -> None:
+    "Commit everything in a clone."
+    git(folder, 'add', '-A')
+    git(folder, '-c', 'user.name=test', '-c', 'user.email=test@localhost', 'commit', '-q', '--allow-empty', '-m', message)
+
+
+def clone(to: Path, profile: str | None = None) -> Path:
+    "A clone of the checkout as it is now (uncommitted sources included), with a profile as its params.yaml and that committed."
+    git(ROOT, 'clone', '-q', '--no-hardlinks', str(ROOT), str(to))
+    copy_sources(ROOT, to, leave=())
+    if profile:
+        shutil.copy(ROOT/'profiles'/f'{profile}.yaml', to/'params.yaml')
+        shutil.rmtree(to/'results', ignore_errors=True)
+        (to/'dvc.lock').unlink(missing_ok=True)
+    commit(to, 'as it is now')
+    return to
+
+
+@pytest.fixture(scope='session')
+def smoke(tmp_path_factory) -> Path:
+    "A clone in which the smoke profile has run once, its results, lock and data.dvc committed. Tests leave it as they found it."
+    folder = clone(tmp_path_factory.mktemp('smoke')/'project', 'smoke')
+    command(folder, 'dvc', 'repro')
+    commit(folder, 'results')
+    return folder
