@@ -24,7 +24,7 @@ help: ## list the targets
 
 paper: .venv/.installed ## every table and figure from data fetch to claims (PROFILE=x: in runs/x, results in results/x)
 ifeq ($(PROFILE),cpu)
-	@start=$$(date +%s); $(RUN) plan; dvc repro; $(RUN) data; $(RUN) verify; $(RUN) summary --since $$start
+	@start=$$(date +%s); $(RUN) plan; dvc repro; $(RUN) data; status=0; $(RUN) verify || status=$$?; $(RUN) summary --since $$start; exit $$status
 else
 	@start=$$(date +%s); $(RUN) worktree $(PROFILE); cd runs/$(PROFILE); $(RUN) plan; dvc repro; $(RUN) summary --since $$start; cd $(ROOT); $(RUN) collect $(PROFILE)
 endif

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['notebook_parameters', 'stage_name', 'stage_notebook', 'stage_parameters', 'notebook_source', 'stage_modules',
            'kernel_environment', 'end_with', 'run_stage', 'stages', 'plan', 'summary', 'numbers', 'outside', 'git',
-           'verify', 'copy_sources', 'profile_worktree', 'collect', 'readme', 'main']
+           'verify', 'check_data', 'copy_sources', 'profile_worktree', 'collect', 'readme', 'main']
 
 # %% ../nbs/14_pipeline.ipynb #2e3a1168
 import argparse, ast, datetime, io, json, math, os, shutil, subprocess, sys, threading, time
@@ -184,11 +184,11 @@ def summary(
         path = root/'results'/'run'/f"{name.replace('@', '-')}.json"
         return json.loads(path.read_text()) if path.exists() else {}
     records = {n: record(n) for n in stages(root)}
-    ran = {n for n, r in records.items() if r and datetime.datetime.fromisoformat(r['finished']).timestamp() >= since - 1}
-    lines = [f"  {n:<36}{r['seconds']:8.1f} s {r['peak_memory_gib']:6.2f} GiB  {'ran now' if n in ran else 'up to date'}" if r else f"  {n:<36}  no record" for n, r in records.items()]
+    ran = {n for n, r in records.items() if r and since and datetime.datetime.fromisoformat(r['finished']).timestamp() >= since - 1}
+    lines = [f"  {n:<36}{r['seconds']:8.1f} s {r['peak_memory_gib']:6.2f} GiB  {'ran now' if n in ran else 'as recorded'}" if r else f"  {n:<36}  no record" for n, r in records.items()]
     made = [p.relative_to(root).as_posix() for kind in ('figures', 'tables', 'metrics') for p in sorted((root/'results'/kind).glob('*')) if p.is_file()]
-    total = f"{len(ran)} of {len(records)} stages ran, {sum(records[n]['seconds'] for n in ran):.0f} s in them" + (f", {time.time() - since:.0f} s in all." if since else '.')
-    return '\n'.join(['Stages:', *lines, total, 'Results:', *(f'  {p}' for p in [*made, *(f'results/{n}' for n in ('claims.json', 'metrics.json') if (root/'results'/n).exists())])])
+    total = [f"{len(ran)} of {len(records)} stages ran, {sum(records[n]['seconds'] for n in ran):.0f} s in them, {time.time() - since:.0f} s in all."] if since else []
+    return '\n'.join(['Stages:', *lines, *total, 'Results:', *(f'  {p}' for p in [*made, *(f'results/{n}' for n in ('claims.json', 'metrics.json') if (root/'results'/n).exists())])])
 
 # %% ../nbs/14_pipeline.ipynb #412b684b
 def numbers(path: str, text: str) -> dict: # {(where, metric): number, or the text of a verdict}
@@ -250,6 +250,15 @@ def verify(
     return report
 
 # %% ../nbs/14_pipeline.ipynb #399cc561
+def check_data(root: Path) -> None:
+    "Fail when data.dvc records other bytes than that of the last commit."
+    import yaml
+    outs = lambda text: [(o['path'], o['md5']) for o in yaml.safe_load(text)['outs']]
+    committed = git(root, 'show', 'HEAD:data.dvc', check=False)
+    if committed.returncode == 0 and outs(committed.stdout) != outs((root/'data.dvc').read_text()):
+        raise UserError("data.dvc changed: data/ does not hold the bytes that the committed results were made from. If you added or changed a source, commit data.dvc; if not, remove downloads/ and data/ and run again.")
+
+# %% ../nbs/14_pipeline.ipynb #cfb9eb07
 def copy_sources(
     root: Path,                # a checkout
     to: Path,                  # where its sources go
@@ -290,7 +299,7 @@ def collect(root: Path, profile: str) -> Path:
     shutil.copy2(tree/'dvc.lock', to/'dvc.lock')
     return to
 
-# %% ../nbs/14_pipeline.ipynb #cfb9eb07
+# %% ../nbs/14_pipeline.ipynb #4bc77c09
 def readme(root: Path) -> str:
     "Render nbs/index.ipynb as the text of README.md."
     import re, nbformat
@@ -304,7 +313,7 @@ def readme(root: Path) -> str:
     text = re.sub(r'(\]\(|src=")\.\./', r'\1', text)
     return '<!-- Written by `python -m layerdescent.pipeline readme` from nbs/index.ipynb: edit that. -->\n\n' + re.sub(r'\n{3,}', '\n\n', text).strip() + '\n'
 
-# %% ../nbs/14_pipeline.ipynb #4bc77c09
+# %% ../nbs/14_pipeline.ipynb #aa1d0aef
 def _parser() -> argparse.ArgumentParser:
     "The commands and their arguments."
     parser = argparse.ArgumentParser(prog='python -m layerdescent.pipeline', description='Run and check the stages of the paper.')
@@ -312,6 +321,7 @@ def _parser() -> argparse.ArgumentParser:
     run = add('run', help='run one paper notebook with its parameters from params.yaml')
     run.add_argument('notebook'); run.add_argument('key', nargs='?')
     add('plan', help='say what dvc repro has to do: stages, minutes, disk')
+    add('data', help='fail when data/ holds other bytes than the last commit says')
     add('verify', help='compare results with those of the last commit').add_argument('--folder', default='results')
     add('summary', help='seconds per stage and the paths of results').add_argument('--since', type=float, default=0.0, help='seconds since the epoch')
     add('worktree', help="make or refresh a profile's worktree runs/PROFILE").add_argument('profile')
@@ -326,6 +336,7 @@ def main(words: list | None = None) -> int: # exit status
         root = project_root()
         if args.command == 'run': run_stage(args.notebook, args.key, root)
         elif args.command == 'plan': print(plan(root))
+        elif args.command == 'data': check_data(root)
         elif args.command == 'summary': print(summary(root, args.since))
         elif args.command == 'worktree': profile_worktree(root, args.profile)
         elif args.command == 'collect': print(f"Results are in {collect(root, args.profile).relative_to(root)}.")
@@ -340,5 +351,5 @@ def main(words: list | None = None) -> int: # exit status
         return 1
     return 0
 
-# %% ../nbs/14_pipeline.ipynb #aa1d0aef
+# %% ../nbs/14_pipeline.ipynb #4bf85674
 if __name__ == '__main__' and '__file__' in globals(): sys.exit(main())  # as a program, not as this notebook
