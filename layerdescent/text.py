@@ -103,12 +103,12 @@ def normalised(text: str) -> str:
 
 def deduplicate(
     table: pd.DataFrame,  # columns text, label
-) -> tuple[pd.DataFrame, dict]: # the documents that stay, cleaned, in their order; {"rows", "duplicates", "contradictory", "documents"}
+) -> tuple[pd.DataFrame, dict]: # the documents that stay, cleaned, in their order; {"rows", "identical" (to the byte), "duplicates", "contradictory", "documents"}
     "One row per document: repetitions removed, and every copy of a document whose labels disagree."
     words = table.text.map(normalised)
     disagree = words.map(table.label.groupby(words).nunique()) > 1
     kept = ~disagree & ~words.duplicated()
-    counts = dict(rows=len(table), duplicates=int((words.duplicated() & ~disagree).sum()), contradictory=int(disagree.sum()), documents=int(kept.sum()))
+    counts = dict(rows=len(table), identical=int(table.text.duplicated().sum()), duplicates=int((words.duplicated() & ~disagree).sum()), contradictory=int(disagree.sum()), documents=int(kept.sum()))
     return table[kept].assign(text=table.text[kept].map(clean_html)).reset_index(drop=True), counts
 
 # %% ../nbs/09_text.ipynb #9f5fa0b8
@@ -135,11 +135,10 @@ def split_documents(
 # %% ../nbs/09_text.ipynb #ffba2b8c
 def _sequences(texts, n: int) -> tuple[np.ndarray, np.ndarray]: # hash of every n-word sequence, and the row it is in
     "Polynomial hashes of all word n-grams of the normalised texts."
-    words = [t.split() for t in texts]
-    number = {w: int.from_bytes(hashlib.blake2b(w.encode(), digest_size=8).digest(), 'big') for w in {w for ws in words for w in ws}}
-    rows = np.repeat(np.arange(len(words)), [len(w) for w in words])
-    ids = np.fromiter((number[w] for ws in words for w in ws), np.uint64, len(rows))
-    if len(ids) < n: return np.zeros(0, np.uint64), np.zeros(0, np.int64)
+    rows = np.repeat(np.arange(len(texts)), [len(t.split()) for t in texts])
+    if len(rows) < n: return np.zeros(0, np.uint64), np.zeros(0, np.int64)
+    codes, words = pd.factorize(np.array(' '.join(texts).split(), dtype=object))
+    ids = np.array([int.from_bytes(hashlib.blake2b(w.encode(), digest_size=8).digest(), 'big') for w in words], np.uint64)[codes]
     size = len(ids) - n + 1
     hashes = np.zeros(size, np.uint64)
     for i in range(n): hashes = hashes * np.uint64(0x9E3779B97F4A7C15) + ids[i:i + size]
@@ -154,7 +153,8 @@ def overlap(
     "How much of each document occurs, word for word, in the others."
     texts, others = [normalised(t) for t in texts], [normalised(t) for t in others]
     hashes, rows = _sequences(texts, n)
-    found = np.isin(hashes, _sequences(others, n)[0])
+    known = np.sort(_sequences(others, n)[0])
+    found = np.searchsorted(known, hashes, 'right') > np.searchsorted(known, hashes, 'left')
     total = np.bincount(rows, minlength=len(texts))
     return np.bincount(rows, found, minlength=len(texts)) / np.maximum(total, 1)
 
@@ -165,9 +165,11 @@ def leakage(
 ) -> dict[str, dict]:                # validation and test -> {"documents", "exact", "near", "same_beginning", "largest_overlap"}
     "Count what train and a held-out split have in common."
     train, out = splits['train'].text, {}
+    held_out = overlap(pd.concat([splits[s].text for s in SPLITS[1:]]), train)
     known, beginnings = set(map(normalised, train)), {' '.join(normalised(t).split()[:12]) for t in train}
     for name in SPLITS[1:]:
-        words, shared = splits[name].text.map(normalised), overlap(splits[name].text, train)
+        words = splits[name].text.map(normalised)
+        shared, held_out = held_out[:len(words)], held_out[len(words):]
         begins = words.map(lambda t: len(t.split()) >= 12 and ' '.join(t.split()[:12]) in beginnings)
         out[name] = dict(documents=len(words), exact=int(words.isin(known).sum()), near=int((shared >= share).sum()), same_beginning=int(begins.sum()), largest_overlap=round(float(shared.max()), 3))
     return out
