@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['REVIEWS', 'WORDS', 'SPLITS', 'READERS', 'check_documents', 'read_reviews', 'clean_html', 'synthetic_reviews',
-           'normalised', 'deduplicate', 'split_documents', 'overlap', 'leakage', 'drop_near', 'TokenSet',
-           'load_tokenizer', 'word_tokenizer', 'special_ids', 'head_and_tail', 'tokenise', 'read_documents', 'cap']
+           'normalised', 'deduplicate', 'split_documents', 'sequences_of', 'overlap', 'leakage', 'drop_near',
+           'TokenSet', 'load_tokenizer', 'word_tokenizer', 'special_ids', 'head_and_tail', 'tokenise', 'read_documents',
+           'cap']
 
 # %% ../nbs/09_text.ipynb #90f6a46d
 import hashlib, html, random, re
@@ -145,15 +146,21 @@ def _sequences(texts, n: int) -> tuple[np.ndarray, np.ndarray]: # hash of every 
     whole = rows[:size] == rows[n - 1:]
     return hashes[whole], rows[:size][whole]
 
-def overlap(
-    texts,       # documents asked about
-    others,      # documents they might be copied from
+def sequences_of(
+    texts,       # documents
     n: int = 8,  # words in a sequence
-) -> np.ndarray: # per document of `texts`, the share of its n-word sequences that occur in `others`; 0 for shorter documents
-    "How much of each document occurs, word for word, in the others."
-    texts, others = [normalised(t) for t in texts], [normalised(t) for t in others]
+) -> np.ndarray: # sorted hashes, uint64
+    "All n-word sequences of some documents, as `overlap` looks them up."
+    return np.sort(_sequences([normalised(t) for t in texts], n)[0])
+
+def overlap(
+    texts,              # documents asked about
+    known: np.ndarray,  # what they might be copied from, as from `sequences_of`
+    n: int = 8,         # words in a sequence
+) -> np.ndarray: # per document, the share of its n-word sequences that are known; 0 for shorter documents
+    "How much of each document occurs, word for word, in others."
+    texts = [normalised(t) for t in texts]
     hashes, rows = _sequences(texts, n)
-    known = np.sort(_sequences(others, n)[0])
     found = np.searchsorted(known, hashes, 'right') > np.searchsorted(known, hashes, 'left')
     total = np.bincount(rows, minlength=len(texts))
     return np.bincount(rows, found, minlength=len(texts)) / np.maximum(total, 1)
@@ -162,10 +169,11 @@ def overlap(
 def leakage(
     splits: dict[str, pd.DataFrame], # as from `split_documents`
     share: float = .5,               # a document with at least this share of its 8-word sequences in train counts as a near copy
+    known: np.ndarray = None,        # `sequences_of` the training split, to spare computing them again
 ) -> dict[str, dict]:                # validation and test -> {"documents", "exact", "near", "same_beginning", "largest_overlap"}
     "Count what train and a held-out split have in common."
     train, out = splits['train'].text, {}
-    held_out = overlap(pd.concat([splits[s].text for s in SPLITS[1:]]), train)
+    held_out = overlap(pd.concat([splits[s].text for s in SPLITS[1:]]), sequences_of(train) if known is None else known)
     known, beginnings = set(map(normalised, train)), {' '.join(normalised(t).split()[:12]) for t in train}
     for name in SPLITS[1:]:
         words = splits[name].text.map(normalised)
@@ -177,13 +185,13 @@ def leakage(
 def drop_near(
     splits: dict[str, pd.DataFrame], # as from `split_documents`
     share: float = .5,               # see `leakage`
+    known: np.ndarray = None,        # see `leakage`
 ) -> dict[str, pd.DataFrame]:
     "Take near copies of training documents out of validation and test, and those of validation documents out of test."
-    kept = dict(splits)
-    for i, name in enumerate(SPLITS[1:], start=1):
-        earlier = pd.concat([kept[s].text for s in SPLITS[:i]])
-        kept[name] = kept[name][overlap(kept[name].text, earlier) < share].reset_index(drop=True)
-    return kept
+    kept, known = dict(splits), sequences_of(splits['train'].text) if known is None else known
+    for name in SPLITS[1:]: kept[name] = kept[name][overlap(kept[name].text, known) < share]
+    kept['test'] = kept['test'][overlap(kept['test'].text, sequences_of(kept['validation'].text)) < share]
+    return {name: part.reset_index(drop=True) for name, part in kept.items()}
 
 # %% ../nbs/09_text.ipynb #1ba19f0b
 @dataclass
