@@ -63,8 +63,9 @@ def _imports(source: str) -> set:
     found = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import): found |= {a.name.split('.')[1] for a in node.names if a.name.startswith('layerdescent.')}
-        elif isinstance(node, ast.ImportFrom) and (node.module or '') == 'layerdescent': found |= {a.name for a in node.names}
-        elif isinstance(node, ast.ImportFrom) and (node.module or '').startswith('layerdescent.'): found.add(node.module.split('.')[1])
+        elif isinstance(node, ast.ImportFrom):
+            words = ['layerdescent'] * node.level + (node.module or '').split('.')  # nbdev exports `from .config import`
+            if words[0] == 'layerdescent': found |= set(words[1:2]) if words[1:] and words[1] else {a.name for a in node.names}
     return found
 
 def notebook_source(path: Path) -> str:
