@@ -491,10 +491,10 @@ def metrics_or_example(
     path: str,     # of a tidy table, relative to the project's root; '' for none
     artifact: str, # whose committed table to use without a path
 ) -> pd.DataFrame:
-    "The table at `path`; without one the committed table of the artifact; without that, made-up scores (data set `synthetic`)."
+    "The table at `path`; without one the committed table of the artifact; without that, made-up scores (architecture `made-up`)."
     committed = project_root()/'results'/'metrics'/f'{artifact}.csv'
     if path or committed.is_file(): return read_metrics(project_root()/path if path else committed)
-    with tempfile.TemporaryDirectory() as folder: return tidy_metrics(*load_scores(synthetic_scores(folder)), 'text', 'synthetic', 'synthetic', alpha=.05)
+    with tempfile.TemporaryDirectory() as folder: return tidy_metrics(*load_scores(synthetic_scores(folder)), 'text', 'synthetic', 'made-up', alpha=.05)
 
 def read_claims(
     path: Path | str, # of claims.json
