@@ -334,18 +334,17 @@ def composite_verdict(
 # %% ../nbs/11_evaluate.ipynb #47f94cde
 def component(
     name: str,                   # what the effect is, in words
-    effects,                     # one number per seed, positive as claimed; a Series indexed by seed, or an array
-    smallest_effect: float = 0., # smallest effect of interest, in the effect's unit (after adding the margin)
-    margin: float = 0.,          # how much worse still counts as no worse, in the effect's unit
+    differences,                 # one number per seed, positive as claimed; a Series indexed by seed, or an array
+    smallest_effect: float = 0., # smallest effect of interest, in the effect's unit
+    margin: float = 0.,          # how much worse still counts as no worse; added to the differences
     level: float = 0.95,         # of the interval
     min_seeds: int = 5,          # fewer give no verdict
 ) -> dict:
-    "One part of a claim: raw effect, interval, p value and the verdict on effect + margin."
-    effects = np.asarray(effects, dtype=np.float64)
+    "One part of a claim: effect (margin added), interval, p value and verdict, and the raw effect."
+    effects = np.asarray(differences, dtype=np.float64) + margin
     mean, low, high = paired_interval(effects, level)
-    ends = [None if x is None else x + margin for x in (low, high)]
-    outcome = verdict(*ends, smallest_effect, len(effects), min_seeds)
-    rounded = {k: None if v is None else round(v, 6) for k, v in dict(effect=mean, low=low, high=high, p=sign_flip_p(effects + margin)).items()}
+    outcome = verdict(low, high, smallest_effect, len(effects), min_seeds)
+    rounded = {k: None if v is None else round(v, 6) for k, v in dict(effect=mean, low=low, high=high, p=sign_flip_p(effects), raw_effect=mean - margin).items()}
     return dict(name=name, **rounded, n_seeds=len(effects), smallest_effect=smallest_effect, margin=margin, verdict=outcome)
 
 # %% ../nbs/11_evaluate.ipynb #2bd5059f
@@ -357,9 +356,9 @@ def claim(
 ) -> dict:            # one row of claims.json
     "A claim that holds when all its parts hold."
     whole = composite_verdict([c['verdict'] for c in components])
-    def strength(c): return (c['effect'] + c['margin']) / max((c['high'] - c['low']) / 2, 1e-9) if c['low'] is not None else c['effect'] + c['margin']
+    def strength(c): return c['effect'] / max((c['high'] - c['low']) / 2, 1e-9) if c['low'] is not None else c['effect']
     weakest = min((c for c in components if c['verdict'] == whole), key=strength)
-    return dict(id=id, statement=statement, **{k: weakest[k] for k in ('effect', 'low', 'high')}, n_seeds=min(c['n_seeds'] for c in components), p=max(c['p'] for c in components), verdict=whole,
+    return dict(id=id, statement=statement, **{k: weakest[k] for k in ('effect', 'low', 'high', 'raw_effect')}, n_seeds=min(c['n_seeds'] for c in components), p=max(c['p'] for c in components), verdict=whole,
                 decided_by=weakest['name'], smallest_effect=weakest['smallest_effect'], margin=weakest['margin'], **context, components=components)
 
 def _paired(table: pd.DataFrame, treated: str, control: str, metric: str, gamma: float) -> tuple:
@@ -428,7 +427,7 @@ def verdict_sentence(
 ) -> str:
     "A claim's verdict in one sentence with the numbers that decide it."
     ends = 'no interval with a single seed' if row['low'] is None else f"95 % interval {row['low']:+.4f} to {row['high']:+.4f}"
-    rule = f"margin {row['margin']:g}" if row['margin'] else f"smallest effect of interest {row['smallest_effect']:g}"
+    rule = f"margin {row['margin']:g} included, {row['raw_effect']:+.4f} without" if row['margin'] else f"smallest effect of interest {row['smallest_effect']:g}"
     return f"{row['id']} ({row['comparison']}): {row['verdict']}. {row['statement']} Decided by: {row['decided_by']} = {row['effect']:+.4f} ({ends}; {rule}; {row['n_seeds']} seeds; p = {row['p']:.4f})."
 
 # %% ../nbs/11_evaluate.ipynb #17da4617

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from layerdescent.config import UserError
-from layerdescent.evaluate import VERDICTS, composite_verdict, paired_interval, sign_flip_p, verdict
+from layerdescent.evaluate import VERDICTS, claim, component, composite_verdict, paired_interval, sign_flip_p, verdict
 
 SMALLEST = 0.01
 
@@ -89,3 +89,23 @@ def test_five_seeds_cannot_reach_a_sign_flip_p_below_one_in_sixteen():
     assert sign_flip_p([1.0, 1.1, 0.9, 5.0, 2.0]) == 2 / 32
     draws = np.random.default_rng(1).standard_normal((200, 5))
     assert min(sign_flip_p(d) for d in draws) >= 2 / 32
+
+
+def test_a_margin_moves_the_border_and_the_printed_interval_is_the_judged_one():
+    worse = [-0.004, 0.001, -0.002, -0.003, 0.002]
+    strict, lenient = component('strict', worse), component('lenient', worse, margin=0.01)
+    assert strict['verdict'] == 'inconclusive' and lenient['verdict'] == 'reproduced'
+    assert lenient['raw_effect'] == strict['effect'] == -0.0012
+    for part in (strict, lenient):
+        assert part['verdict'] == verdict(part['low'], part['high'], part['smallest_effect'], part['n_seeds'])
+
+
+def test_a_claim_is_decided_by_its_weakest_part():
+    strong = component('strong', [1.0, 1.1, 0.9, 1.2, 1.0])
+    unsure = component('unsure', [0.1, -0.1, 0.2, 0.0, -0.1])
+    absent = component('absent', [0.001, 0.002, 0.0, -0.001, 0.001], smallest_effect=0.1)
+    for parts, expected, decided_by in [([strong], 'reproduced', 'strong'), ([strong, unsure], 'inconclusive', 'unsure'), ([strong, unsure, absent], 'not reproduced', 'absent')]:
+        row = claim('C', 'all hold', parts)
+        assert (row['verdict'], row['decided_by']) == (expected, decided_by)
+        assert row['p'] == max(part['p'] for part in parts)
+        assert row['verdict'] == verdict(row['low'], row['high'], row['smallest_effect'], row['n_seeds'])
