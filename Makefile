@@ -56,7 +56,7 @@ bench: .venv/.installed ## time and memory against the baselines, into results/b
 	@$(RUN) run bench
 
 tune: .venv/.installed ## the tuning trials behind the figures' settings, on validation data
-	@$(RUN) run tune
+	@$(RUN) run tune --all
 
 readme: .venv/.installed ## README.md from nbs/index.ipynb
 	@$(RUN) readme

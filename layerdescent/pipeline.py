@@ -205,7 +205,7 @@ def numbers(path: str, text: str) -> dict: # {(where, metric): number, or the te
         if isinstance(value, dict): return {k: v for name, below in value.items() for k, v in walk(below, f'{where}.{name}', name).items()}
         if isinstance(value, list): return {k: v for i, below in enumerate(value) for k, v in walk(below, f"{where}.{below.get('id', i) if isinstance(below, dict) else i}", leaf).items()}
         if isinstance(value, (int, float)) and not isinstance(value, bool): return {(where.lstrip('.'), leaf): float(value)}
-        return {(where.lstrip('.'), leaf): value} if leaf == 'verdict' else {}
+        return {(where.lstrip('.'), leaf): value} if leaf == 'verdict' and '.components' not in where else {}
     return walk(json.loads(text), '', '')
 
 def outside(
@@ -321,6 +321,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_subparsers(dest='command', required=True, metavar='COMMAND').add_parser
     run = add('run', help='run one paper notebook with its parameters from params.yaml')
     run.add_argument('notebook'); run.add_argument('key', nargs='?')
+    run.add_argument('--all', action='store_true', help='every entry of its section of params.yaml, one after another')
     add('plan', help='say what dvc repro has to do: stages, minutes, disk')
     add('data', help='fail when data/ holds other bytes than the last commit says')
     add('verify', help='compare results with those of the last commit').add_argument('--folder', default='results')
@@ -335,7 +336,8 @@ def main(words: list | None = None) -> int: # exit status
     args = _parser().parse_args(words)
     try:
         root = project_root()
-        if args.command == 'run': run_stage(args.notebook, args.key, root)
+        if args.command == 'run':
+            for key in read_yaml(root/'params.yaml').get(args.notebook, {}) if args.all else [args.key]: run_stage(args.notebook, key, root)
         elif args.command == 'plan': print(plan(root))
         elif args.command == 'data': check_data(root)
         elif args.command == 'summary': print(summary(root, args.since))

@@ -13,11 +13,15 @@ sys.path.insert(0, str(ROOT))
 from layerdescent.pipeline import copy_sources, git  # noqa: E402  (the checkout's, not an installed one)
 
 
-def command(folder: Path, *words, check=True, **environment) -> subprocess.CompletedProcess:
-    "Run a program of this interpreter's environment in a folder that is a checkout; its package comes first."
+def environment(folder: Path) -> dict:
+    "The environment of a program that works in a checkout: this interpreter's programs, that checkout's package."
     env = {k: v for k, v in os.environ.items() if not k.startswith(('LAYERDESCENT_', 'GIT_', 'DVC_ROOT', 'DVC_STAGE'))}
-    env |= dict(PATH=f'{Path(sys.executable).parent}{os.pathsep}{env["PATH"]}', PYTHONPATH=str(folder)) | environment
-    done = subprocess.run([*map(str, words)], cwd=folder, env=env, capture_output=True, text=True)
+    return env | dict(PATH=f'{Path(sys.executable).parent}{os.pathsep}{env["PATH"]}', PYTHONPATH=str(folder))
+
+
+def command(folder: Path, *words, check=True, **more) -> subprocess.CompletedProcess:
+    "Run a program in a checkout."
+    done = subprocess.run([*map(str, words)], cwd=folder, env=environment(folder) | more, capture_output=True, text=True)
     if check: assert done.returncode == 0, f'{words}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}'
     return done
 
