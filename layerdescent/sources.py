@@ -8,7 +8,7 @@ __all__ = ['SOURCES', 'ARCHIVES', 'KINDS', 'Source', 'generated', 'source', 'unp
 
 # %% ../nbs/07_sources.ipynb #987708af
 import argparse, contextlib, errno, fcntl, hashlib, http.client, os, re, shlex, shutil, stat, subprocess, sys, tarfile, tempfile, time, urllib.error, urllib.parse, urllib.request, zipfile
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from .config import UserError, project_root, sha256_file, write_json
 
@@ -90,8 +90,8 @@ def _disk_errors(source: Source):
     "Turn a full disk or a forbidden folder into a sentence."
     try: yield
     except OSError as e:
-        if e.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise UserError(f"{source.name}: the disk is full ({source.megabytes:.0f} MB unpacked, about twice that while fetching). Free some space and run the same command again.") from e
+        if e.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise UserError(f"{source.name}: the disk (or the quota) is full: {source.megabytes:.0f} MB unpacked, about twice that while fetching. Free some space and run the same command again.") from e
         if isinstance(e, PermissionError): raise UserError(f"{source.name}: may not write {e.filename}. Choose another folder or change its permissions.") from e
         raise
 
@@ -175,7 +175,8 @@ def _transfer(
         length = answer.headers.get('Content-Length')
         if not resumed: part.unlink(missing_ok=True); tag.unlink(missing_ok=True)
         if (etag := answer.headers.get('ETag', '')) and not etag.startswith('W/'): tag.write_text(etag)
-        with open(part, 'ab') as f: shutil.copyfileobj(answer, f, 1 << 20)
+        with open(part, 'ab') as f:
+            while chunk := answer.read1(1 << 20): f.write(chunk); f.flush()  # as it comes, so that a kill loses nothing
     return start + int(length) if length else None
 
 # %% ../nbs/07_sources.ipynb #a46fbdc4
