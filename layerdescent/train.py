@@ -6,7 +6,7 @@
 __all__ = ['METHOD', 'Objective', 'ERM', 'DeepSupervision', 'DescentConstrained', 'FrozenMultipliers', 'make_objective',
            'TrainConfig', 'batch_rows', 'ranks', 'joint', 'run_lock', 'save_checkpoint', 'load_checkpoint',
            'discard_checkpoints', 'weights_sha256', 'fingerprint_of', 'History', 'describe_step', 'activity', 'Trained',
-           'train', 'keep_result', 'kept_result']
+           'train', 'new_optimizer', 'one_step', 'keep_result', 'kept_result']
 
 # %% ../nbs/10_train.ipynb #e235b226
 import contextlib, fcntl, hashlib, io, json, os, time
@@ -300,13 +300,13 @@ def train(
     if config.batch_size % (world * config.accumulation): raise UserError(f"batch_size {config.batch_size} cannot be split over {world} processes and {config.accumulation} accumulation steps.")
     with run_lock(Path(run_dir)/f'rank{rank}' if rank else Path(run_dir)), torch.random.fork_rng(devices=[]):
         model.to(pick_device(config.device)).train()
-        optimizer = torch.optim.AdamW(trained_parameters(model).values(), lr=config.learning_rate, weight_decay=config.weight_decay)
+        optimizer = new_optimizer(model, config)
         fingerprint = fingerprint_of(model, tokens, objective, config, perturbation)
         start = _resume(model, optimizer, objective, fingerprint, Path(run_dir), say)
         history = History(Path(run_dir)/f'rank{rank}' if rank else Path(run_dir), start)
         wrapped = nn.parallel.DistributedDataParallel(model) if world > 1 else model
         for step in range(start, config.steps):
-            _one_step(wrapped, optimizer, tokens, objective, config, perturbation, history, step)
+            one_step(wrapped, optimizer, tokens, objective, config, perturbation, history, step)
             if (step + 1) % config.report_every == 0 or step + 1 == config.steps: say(_progress(history.rows, config))
             if rank == 0 and ((step + 1) % config.checkpoint_every == 0 or step + 1 == config.steps):
                 save_checkpoint(run_dir, dict(fingerprint=fingerprint, step=step + 1, optimizer=optimizer.state_dict(), objective=objective.state_dict(),
@@ -315,7 +315,16 @@ def train(
     return Trained(history.rows, weights_sha256(model), start)
 
 # %% ../nbs/10_train.ipynb #fdbbf1fb
-def _one_step(model, optimizer, tokens, objective, config, perturbation, history, step: int) -> None:
+def new_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
+    "AdamW over the trained parameters (torch's fused kernel)."
+    return torch.optim.AdamW(trained_parameters(model).values(), lr=config.learning_rate, weight_decay=config.weight_decay, fused=True)
+
+def one_step(
+    model: nn.Module,                 # as for `train`, in training mode
+    optimizer: torch.optim.Optimizer, # see `new_optimizer`
+    tokens, objective: Objective, config: TrainConfig, perturbation: Perturbation, history: History,
+    step: int,                        # from 0
+) -> None:
     "One primal step and one dual step."
     began, device = time.perf_counter(), next(model.parameters()).device
     torch.manual_seed(seed_for('dropout', config.seed, step, ranks()[0]))
