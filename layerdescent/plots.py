@@ -16,6 +16,8 @@ import numpy as np
 import pandas as pd
 import matplotlib.pyplot as plt
 import seaborn as sns
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.ticker import FixedLocator
 
 from .config import UserError, write_bytes
 from .evaluate import noise_levels, paired_interval, per_seed
@@ -37,10 +39,10 @@ class MethodStyle:
 
 METHODS = {
     'constrained': MethodStyle('constrained', 'constrained', '#0072B2', 'solid', 'o'),
-    'constrained-paper': MethodStyle('constrained, not detached', 'not detached', '#56B4E9', 'solid', 'v'),
+    'constrained-paper': MethodStyle('constrained, not detached', 'not detached', '#CC79A7', 'solid', 'v'),
     'erm': MethodStyle('unconstrained (ERM)', 'ERM', '#D55E00', 'dashed', 's'),
     'uniform': MethodStyle('deep supervision (uniform)', 'uniform', '#009E73', 'dotted', '^'),
-    'linear': MethodStyle('deep supervision (linear)', 'linear', '#CC79A7', 'dotted', 'D'),
+    'linear': MethodStyle('deep supervision (linear)', 'linear', '#56B4E9', 'dotted', 'D'),
     'frozen': MethodStyle('frozen multipliers', 'frozen', '#E69F00', 'dash-dotted', 'P'),
 }
 
@@ -84,7 +86,9 @@ def layer_loss_panel(
     data = pd.concat([per_seed(table, m, 'loss', gamma).melt(var_name='layer', ignore_index=False).assign(method=m) for m in methods])
     _lines(ax, data, 'layer', methods).set(xlabel='layer', ylabel='test loss in nats (↓ better)', title=f'loss at every layer ($\\gamma$ = {gamma:g})')
     depth = int(data.layer.max())
-    ax.set_xticks(range(0, depth + 1, 1 if depth <= 12 else 4))
+    every = 1 if depth <= 12 else 4
+    for line in ax.lines: line.set_markevery(every)
+    ax.set_xticks(range(0, depth + 1, every))
     return ax
 
 # %% ../nbs/13_plots.ipynb #d281dc4f
@@ -131,16 +135,20 @@ def difference_panel(
     return _gamma_axis(ax, sorted(data.gamma.unique()), gamma_train)
 
 def method_legend(fig, table: pd.DataFrame):
-    "One legend for the whole figure, above the panels."
+    "One legend for the whole figure, above the panels; two rows from four methods on."
     handles = [plt.Line2D([], [], color=s.color, marker=s.marker, dashes=s.dashes or (None, None), markeredgewidth=0, label=s.label) for s in (METHODS[m] for m in drawn_methods(table))]
-    return fig.legend(handles=handles, loc='outside upper center', ncols=len(handles), handlelength=3)
+    return fig.legend(handles=handles, loc='outside upper center', ncols=len(handles) if len(handles) < 4 else -(-len(handles) // 2), handlelength=3)
 
 # %% ../nbs/13_plots.ipynb #2bf37e85
 def settle(fig):
-    "Compute the layout once and keep it: matplotlib's constrained layout moves a little with every drawing."
-    if fig.get_layout_engine() is not None:
-        fig.draw_without_rendering()
-        fig.set_layout_engine('none')
+    "Fix ticks and layout: matplotlib chooses both anew with every drawing, and at every resolution."
+    if not isinstance(fig.get_layout_engine(), ConstrainedLayoutEngine): return fig
+    fig.draw_without_rendering()
+    for axis in [axis for ax in fig.axes for axis in (ax.xaxis, ax.yaxis)]:
+        low, high = axis.get_view_interval()
+        axis.set_major_locator(FixedLocator([t for t in axis.get_majorticklocs() if low <= t <= high]))
+    for _ in range(2): fig.draw_without_rendering()
+    fig.set_layout_engine('none')
     return fig
 
 def save_figure(
@@ -166,7 +174,7 @@ def layers_and_noise(
     "Figure 1: loss at every layer under the noise of training, accuracy against noise, and the paired difference to ERM."
     gamma_train, panels = noise_levels(table)[0], 3 if differences else 2
     with paper_style():
-        fig, axes = plt.subplots(1, panels, figsize=(6.75, 2.3 if differences else 2.7), layout='constrained')
+        fig, axes = plt.subplots(1, panels, figsize=(6.75, 2.4 if differences else 2.8), layout='constrained')
         layer_loss_panel(axes[0], table, gamma_train)
         gamma_panel(axes[1], table, gamma_train)
         if differences: difference_panel(axes[2], table, gamma_train)
