@@ -9,7 +9,7 @@ __all__ = ['REVIEWS', 'WORDS', 'SPLITS', 'READERS', 'check_documents', 'read_rev
            'cap']
 
 # %% ../nbs/09_text.ipynb #90f6a46d
-import hashlib, html, random, re
+import functools, hashlib, html, random, re
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,6 +98,7 @@ def synthetic_reviews(
     return pd.DataFrame(rows, columns=['text', 'label'])
 
 # %% ../nbs/09_text.ipynb #4750c598
+@functools.lru_cache(maxsize=2**16)  # every step below asks for the same documents
 def normalised(text: str) -> str:
     "The words of a text alone: cleaned, lower case, no punctuation."
     return ' '.join(re.findall(r'\w+', clean_html(text).lower()))
@@ -161,7 +162,7 @@ def overlap(
     "How much of each document occurs, word for word, in others."
     texts = [normalised(t) for t in texts]
     hashes, rows = _sequences(texts, n)
-    found = np.searchsorted(known, hashes, 'right') > np.searchsorted(known, hashes, 'left')
+    found = np.append(known, np.uint64(0))[np.searchsorted(known, hashes)] == hashes if len(known) else np.zeros(len(hashes), bool)
     total = np.bincount(rows, minlength=len(texts))
     return np.bincount(rows, found, minlength=len(texts)) / np.maximum(total, 1)
 
