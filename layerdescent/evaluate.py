@@ -4,15 +4,15 @@
 
 # %% auto #0
 __all__ = ['COLUMNS', 'VERDICTS', 'QUANTITIES', 'TRAINING', 'cut_padding', 'layer_scores', 'seed_folds', 'save_scores',
-           'load_scores', 'synthetic_scores', 'largest_increase', 'run_metrics', 'training_metrics', 'tidy_metrics',
-           'write_metrics', 'read_metrics', 'per_seed', 'noise_levels', 'headline', 'student_quantile',
+           'load_scores', 'synthetic_scores', 'largest_increase', 'run_metrics', 'training_metrics', 'own_alpha',
+           'tidy_metrics', 'write_metrics', 'read_metrics', 'per_seed', 'noise_levels', 'headline', 'student_quantile',
            'paired_interval', 'sign_flip_p', 'verdict', 'composite_verdict', 'component', 'claim', 'layers_descend',
            'degrades_gracefully', 'keeps_accuracy', 'verdict_sentence', 'seed_scores', 'score_table', 'markdown_table',
            'printed_scores', 'metrics_or_example', 'read_claims']
 
 # %% ../nbs/11_evaluate.ipynb #db9c23e4
 import itertools, json, math, tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +24,7 @@ from safetensors.numpy import load_file, save_file
 
 from .config import UserError, generator, project_root, seed_for, write_json, write_text
 from .descent import check_alpha, sample_losses
-from .perturb import GaussianNoise
+from .perturb import GaussianNoise, Perturbation
 
 # %% ../nbs/11_evaluate.ipynb #5ed5e2d6
 def cut_padding(
@@ -47,6 +47,7 @@ def layer_scores(
     noise_seed: int = 0,      # another seed gives other noise, the same for every model
     batch_size: int = 64,     # changes the time it takes, nothing else
     device: str = 'cpu',      # where the model is
+    shift: Callable[[float], Perturbation] = GaussianNoise, # gamma -> perturbation, e.g. `partial(GaussianNoise, scale='rms')`
 ) -> dict: # loss float32 (G, L+1, N) in nats, correct uint8 (G, L+1, N), index int64 (N,) = rows
     "Loss and correctness of every example at every layer under every noise level."
     rows = torch.as_tensor(rows, dtype=torch.long)
@@ -58,7 +59,7 @@ def layer_scores(
         batch = {k: v.to(device) for k, v in cut_padding(tokens.batch(rows[part])).items()}
         seeds = [seed_for('evaluation noise', noise_seed, row) for row in rows[part].tolist()]
         for g, gamma in enumerate(gammas):
-            logits = model(batch['input_ids'], batch['attention_mask'], perturb=GaussianNoise(gamma).bind(seeds))
+            logits = model(batch['input_ids'], batch['attention_mask'], perturb=shift(gamma).bind(seeds))
             if scores is None: scores = {k: torch.empty(len(gammas), len(logits), len(rows), dtype=t) for k, t in dict(loss=torch.float32, correct=torch.uint8).items()}
             scores['loss'][g, :, part] = _checked_losses(logits, batch['labels'], gamma).cpu()
             scores['correct'][g, :, part] = (logits.argmax(-1) == batch['labels']).to(torch.uint8).cpu()
@@ -73,7 +74,7 @@ def _checked_losses(logits: Tensor, labels: Tensor, gamma: float) -> Tensor:
     if bad: raise UserError(f"the loss is not finite at gamma = {gamma:g} in layer {bad[0]}: the model has diverged (lower its learning rate) or its weights are damaged.")
     return losses
 
-# %% ../nbs/11_evaluate.ipynb #9e85457e
+# %% ../nbs/11_evaluate.ipynb #e9586bb7
 def seed_folds(
     n_rows: int,   # rows of the test split
     n_seeds: int,  # training seeds
@@ -86,7 +87,7 @@ def seed_folds(
     order = torch.randperm(n_rows, generator=generator('test folds', seed))
     return [fold.sort().values for fold in order[:n_seeds * per_seed].split(per_seed)]
 
-# %% ../nbs/11_evaluate.ipynb #1c4ab56f
+# %% ../nbs/11_evaluate.ipynb #7a3f153e
 def save_scores(
     folder: Path | str,      # gets scores.safetensors and runs.json
     gammas: Sequence[float], # the G noise levels
@@ -129,7 +130,7 @@ def _check_paired(scores: dict, where) -> None:
     every = np.concatenate(list(rows.values()))
     if len(np.unique(every)) < len(every): raise UserError(f"{where}: a test row was scored under two seeds; give every seed its own fold (seed_folds).")
 
-# %% ../nbs/11_evaluate.ipynb #fac36b82
+# %% ../nbs/11_evaluate.ipynb #f7272190
 def synthetic_scores(
     folder: Path | str,                                   # gets scores.safetensors and runs.json
     methods: Sequence[str] = ('erm', 'constrained', 'uniform'),
@@ -147,13 +148,13 @@ def synthetic_scores(
         keep = (1 - np.asarray(gammas) * (.75 if method == 'erm' else .68))[:, None, None]
         margin = margins.get(method, 2.3 * depth)[None, :, None] * (keep + .5 * example * depth[None, :, None]) + .1 * own.normal(size=(len(gammas), layers + 1, examples))
         scores[method, seed] = dict(loss=np.log1p(np.exp(-margin)).astype(np.float32), correct=(margin > 0).astype(np.uint8), index=np.arange(examples) + seed * examples)
-        runs.append(dict(method=method, seed=seed, lr=5e-5, alpha=.05 if method.startswith('constrained') else None, steps=100, gamma_train=.2, L=layers))
+        runs.append(dict(method=method, kind=method.partition('-')[0], seed=seed, lr=5e-5, alpha=.05, noise_scale='absolute', steps=100, gamma_train=.2, L=layers))
         if method.startswith('constrained'):
             runs[-1] |= dict(fraction_active=.8, fraction_violated=.4, fraction_at_max=0., final_multipliers=[round(x, 3) for x in np.linspace(1, 0, layers)])
     save_scores(folder, gammas, scores, runs)
     return Path(folder)
 
-# %% ../nbs/11_evaluate.ipynb #1578b313
+# %% ../nbs/11_evaluate.ipynb #591043ab
 COLUMNS = ('task', 'dataset', 'arch', 'method', 'alpha', 'depth', 'seed', 'gamma', 'layer', 'metric', 'value')
 
 def largest_increase(
@@ -164,7 +165,7 @@ def largest_increase(
     first, second = (np.diff(loss[:, half::2].mean(1, dtype=np.float64)) for half in (0, 1))
     return float(second[first.argmax()] + first[second.argmax()]) / 2
 
-# %% ../nbs/11_evaluate.ipynb #6353dcf4
+# %% ../nbs/11_evaluate.ipynb #e2177897
 def run_metrics(
     gammas: Sequence[float], # the G noise levels
     run: dict,               # loss and correct of one run, shape (G, L+1, N)
@@ -183,13 +184,21 @@ def run_metrics(
 def training_metrics(
     run: dict, # one entry of runs.json
 ) -> pd.DataFrame: # gamma (empty), layer, metric, value
-    "What training reported: rates, steps, constraint activity, final multipliers (layers 1..L) and final training losses (0..L)."
+    "What training reported: noise, rate, steps, constraint activity, final multipliers (layers 1..L) and final training losses (0..L)."
     rows = [(None, None, name, run[name]) for name in ('gamma_train', 'lr', 'steps', 'fraction_active', 'fraction_violated', 'fraction_at_max') if run.get(name) is not None]
+    if run.get('noise_scale'): rows.append((None, None, 'noise_relative', float(run['noise_scale'] == 'rms')))
     for name, key, first in [('multiplier', 'final_multipliers', 1), ('training_loss', 'final_f', 0)]:
         rows += [(None, l, name, x) for l, x in enumerate(run.get(key) or [], first)]
     return pd.DataFrame(rows, columns=['gamma', 'layer', 'metric', 'value'])
 
-# %% ../nbs/11_evaluate.ipynb #e2177897
+# %% ../nbs/11_evaluate.ipynb #c2800442
+def own_alpha(
+    run: dict,     # one entry of runs.json
+) -> float | None: # None for a method without constraints
+    "The alpha a run was trained with (baselines carry one for their logs only)."
+    return run.get('alpha') if run.get('kind', 'constrained') in ('constrained', 'frozen') else None
+
+# %% ../nbs/11_evaluate.ipynb #0b9a1710
 def tidy_metrics(
     gammas: Sequence[float], # the G noise levels
     scores: dict,            # (method, seed) -> dict(loss, correct, index)
@@ -204,7 +213,7 @@ def tidy_metrics(
     for run in sorted(runs, key=lambda r: (r['method'], r['seed'])):
         part = scores[run['method'], run['seed']]
         frame = pd.concat([f for f in (run_metrics(gammas, part, alpha), training_metrics(run), pd.DataFrame([(None, None, 'examples', part['loss'].shape[2])], columns=['gamma', 'layer', 'metric', 'value'])) if len(f)])
-        frames.append(frame.assign(task=task, dataset=dataset, arch=arch, method=run['method'], alpha=run.get('alpha'), depth=part['loss'].shape[1] - 1, seed=run['seed']))
+        frames.append(frame.assign(task=task, dataset=dataset, arch=arch, method=run['method'], alpha=own_alpha(run), depth=part['loss'].shape[1] - 1, seed=run['seed']))
     table = pd.concat(frames, ignore_index=True)[list(COLUMNS)]
     return table.astype(dict(alpha='Float64', gamma='Float64', layer='Int64', value=float))
 
@@ -219,7 +228,7 @@ def read_metrics(path: Path | str) -> pd.DataFrame:
     if tuple(table.columns) != COLUMNS: raise UserError(f"{path} must have the columns {', '.join(COLUMNS)}, not {', '.join(table.columns)}.")
     return table
 
-# %% ../nbs/11_evaluate.ipynb #0b9a1710
+# %% ../nbs/11_evaluate.ipynb #f2a80d65
 def per_seed(
     table: pd.DataFrame, # tidy metrics of one study
     method: str,
@@ -235,7 +244,7 @@ def per_seed(
     if found.duplicated(['seed', 'layer']).any(): raise UserError(f"the table has two values of {metric} of {method} at gamma = {gamma} for one seed and layer: select one data set and architecture first.")
     return found.assign(layer=found.layer.fillna(0).astype(int)).pivot(index='seed', columns='layer', values='value').sort_index()
 
-# %% ../nbs/11_evaluate.ipynb #4bd964e8
+# %% ../nbs/11_evaluate.ipynb #257f7b3d
 def noise_levels(
     table: pd.DataFrame, # tidy metrics of one study
 ) -> tuple:              # the noise level of training, and the list of all larger ones in the table
@@ -246,7 +255,7 @@ def noise_levels(
     if not larger: raise UserError(f"no noise level of the table is larger than gamma_train = {trained[0]:g}: extend the grid of the evaluation.")
     return float(trained[0]), larger
 
-# %% ../nbs/11_evaluate.ipynb #257f7b3d
+# %% ../nbs/11_evaluate.ipynb #f827d1c4
 def headline(
     table: pd.DataFrame, # tidy metrics of one study
 ) -> dict:               # method -> name -> mean over seeds, six digits
@@ -260,7 +269,7 @@ def headline(
         numbers[method] = {k: round(float(v), 6) for k, v in one.items()}
     return numbers
 
-# %% ../nbs/11_evaluate.ipynb #f827d1c4
+# %% ../nbs/11_evaluate.ipynb #abf75177
 def student_quantile(
     probability: float, # in [0.5, 1)
     dof: int,           # degrees of freedom, at least 1
@@ -278,7 +287,7 @@ def student_quantile(
         low, high = (middle, high) if central(middle) < 2 * probability - 1 else (low, middle)
     return math.sqrt(dof) * math.tan(low)
 
-# %% ../nbs/11_evaluate.ipynb #76accc8a
+# %% ../nbs/11_evaluate.ipynb #3849a021
 def paired_interval(
     differences,         # one number per seed, shape (S,)
     level: float = 0.95, # confidence level
@@ -294,7 +303,7 @@ def paired_interval(
     half = student_quantile((1 + level) / 2, n - 1) * math.sqrt(n / (n - 1)) * bootstrap_error
     return mean, mean - half, mean + half
 
-# %% ../nbs/11_evaluate.ipynb #f8d7b55b
+# %% ../nbs/11_evaluate.ipynb #eeb83e0a
 def sign_flip_p(
     differences, # one number per seed, shape (S,)
 ) -> float:      # at least 2 / 2^S
@@ -304,7 +313,7 @@ def sign_flip_p(
     else: signs = np.vstack([np.ones(len(d)), np.random.default_rng(0).choice([1., -1.], size=(2**16 - 1, len(d)))])
     return float((np.abs(signs @ d) >= abs(d.sum()) - 1e-12 * np.abs(d).sum()).mean())
 
-# %% ../nbs/11_evaluate.ipynb #eeb83e0a
+# %% ../nbs/11_evaluate.ipynb #058cd1ea
 VERDICTS = ('reproduced', 'not reproduced', 'inconclusive')
 
 def verdict(
@@ -321,7 +330,7 @@ def verdict(
     if high < smallest_effect: return 'not reproduced'
     return 'reproduced' if low > 0 else 'inconclusive'
 
-# %% ../nbs/11_evaluate.ipynb #41b700d0
+# %% ../nbs/11_evaluate.ipynb #47f94cde
 def composite_verdict(
     parts: list, # verdicts of the parts
 ) -> str:
@@ -331,7 +340,7 @@ def composite_verdict(
     if 'not reproduced' in parts: return 'not reproduced'
     return 'reproduced' if set(parts) == {'reproduced'} else 'inconclusive'
 
-# %% ../nbs/11_evaluate.ipynb #47f94cde
+# %% ../nbs/11_evaluate.ipynb #2bd5059f
 def component(
     name: str,                   # what the effect is, in words
     differences,                 # one number per seed, positive as claimed; a Series indexed by seed, or an array
@@ -347,7 +356,7 @@ def component(
     rounded = {k: None if v is None else round(v, 6) for k, v in dict(effect=mean, low=low, high=high, p=sign_flip_p(effects), raw_effect=mean - margin).items()}
     return dict(name=name, **rounded, n_seeds=len(effects), smallest_effect=smallest_effect, margin=margin, verdict=outcome)
 
-# %% ../nbs/11_evaluate.ipynb #2bd5059f
+# %% ../nbs/11_evaluate.ipynb #e18028d8
 def claim(
     id: str,          # e.g. "C1", unique in its artifact
     statement: str,   # what is claimed, in words
@@ -367,7 +376,7 @@ def _paired(table: pd.DataFrame, treated: str, control: str, metric: str, gamma:
     if not a.index.equals(b.index) or not a.columns.equals(b.columns): raise UserError(f"{treated} and {control} have different seeds or layers: nothing can be paired.")
     return a, b
 
-# %% ../nbs/11_evaluate.ipynb #e18028d8
+# %% ../nbs/11_evaluate.ipynb #0c339aa3
 def layers_descend(
     table: pd.DataFrame,        # tidy metrics of one study
     gamma: float,               # noise level of the test
@@ -390,7 +399,7 @@ def layers_descend(
         words += ', whose layers do not all lower it'
     return claim(id, words + '.', parts, comparison=f'{treated} vs {control}', gamma=gamma, **context)
 
-# %% ../nbs/11_evaluate.ipynb #8c599363
+# %% ../nbs/11_evaluate.ipynb #7c6f4210
 def degrades_gracefully(
     table: pd.DataFrame,         # tidy metrics of one study
     gamma_train: float,          # noise in training
@@ -421,7 +430,7 @@ def keeps_accuracy(
         parts.append(component(f'accuracy at gamma {gamma:g}, {treated} - {control}', con - erm, margin=margin, min_seeds=min_seeds))
     return claim(id, f'In distribution {treated} is no less accurate than {control} (margin {margin:g}).', parts, comparison=f'{treated} vs {control}', gamma=sorted({0., gamma_train}), **context)
 
-# %% ../nbs/11_evaluate.ipynb #d09150d0
+# %% ../nbs/11_evaluate.ipynb #17da4617
 def verdict_sentence(
     row: dict, # one row of claims.json
 ) -> str:
@@ -430,9 +439,10 @@ def verdict_sentence(
     rule = f"margin {row['margin']:g} included, {row['raw_effect']:+.4f} without" if row['margin'] else f"smallest effect of interest {row['smallest_effect']:g}"
     return f"{row['id']} ({row['comparison']}): {row['verdict']}. {row['statement']} Decided by: {row['decided_by']} = {row['effect']:+.4f} ({ends}; {rule}; {row['n_seeds']} seeds; p = {row['p']:.4f})."
 
-# %% ../nbs/11_evaluate.ipynb #17da4617
+# %% ../nbs/11_evaluate.ipynb #d3464b01
 QUANTITIES = {'accuracy, clean': 'accuracy_clean', 'accuracy, training noise': 'accuracy', 'accuracy, larger noise': 'accuracy_ood', 'loss, training noise': 'loss'}
-TRAINING = {'lr': 'learning rate', 'fraction_active': 'steps with an active constraint', 'largest_multiplier': 'largest final multiplier', 'fraction_at_max': 'steps with a multiplier at its cap'}
+TRAINING = {'lr': 'learning rate', 'fraction_violated': 'steps with a violated constraint', 'fraction_active': 'steps with a positive multiplier', 'largest_final_multiplier': 'largest final multiplier',
+            'fraction_at_max': 'steps with a multiplier at its cap'}
 
 def seed_scores(
     table: pd.DataFrame, # tidy metrics of one study
@@ -444,7 +454,7 @@ def seed_scores(
     found = dict(accuracy_clean=last('accuracy', 0.), accuracy=last('accuracy', gamma_train), accuracy_ood=sum(last('accuracy', g) for g in larger) / len(larger), loss=last('loss', gamma_train))
     reported = set(table[table.method == method].metric)
     found |= {name: per_seed(table, method, name)[0] for name in TRAINING if name in reported}
-    if 'multiplier' in reported: found['largest_multiplier'] = per_seed(table, method, 'multiplier').max(axis=1)
+    if 'multiplier' in reported: found['largest_final_multiplier'] = per_seed(table, method, 'multiplier').max(axis=1)
     return pd.DataFrame(found)
 
 def score_table(
@@ -460,7 +470,7 @@ def score_table(
             rows.append((method, quantity, *paired_interval(values), len(values)))
     return pd.DataFrame(rows, columns=['method', 'quantity', 'mean', 'low', 'high', 'n_seeds'])
 
-# %% ../nbs/11_evaluate.ipynb #61c5e0a0
+# %% ../nbs/11_evaluate.ipynb #f4a60d79
 def markdown_table(
     rows: list,    # rows of text
     header: list,  # names of the columns
@@ -485,7 +495,7 @@ def printed_scores(
         if method != control: rows.append([f'{method} minus {control}', *(show(method, f'{q} minus {control}', '{:+.3f}') for q in QUANTITIES.values()), *[''] * len(TRAINING)])
     return markdown_table(rows, ['method', *QUANTITIES, *TRAINING.values()])
 
-# %% ../nbs/11_evaluate.ipynb #f4a60d79
+# %% ../nbs/11_evaluate.ipynb #17512ed4
 def metrics_or_example(
     path: str,     # of a tidy table, relative to the project's root; '' for none
     artifact: str, # whose committed table to use without a path

@@ -189,14 +189,17 @@ def layers_and_noise_caption(
     differences: bool = True, # whether the third panel is there
 ) -> str:                     # Markdown, one paragraph
     "The caption of `layers_and_noise`."
-    gamma_train, first = noise_levels(table)[0], table.iloc[0]
-    def number(metric, method): return f"{per_seed(table, method, metric)[0].iloc[0]:g}"
-    def settings(method):
-        own = table[table.method == method]
-        return [METHODS[method].line, *(f'alpha {a:g}' for a in own.alpha.dropna().unique()), *(f'learning rate {rate:g}' for rate in own[own.metric == 'lr'].value.unique())]
-    methods = '; '.join(f'{METHODS[m].label}: {", ".join(settings(m))}' for m in drawn_methods(table))
-    seeds, made_up = table.seed.nunique(), 'Made-up scores: nothing was trained. ' if first.arch == 'made-up' else ''
-    right = f" Right: the same accuracy minus that of {METHODS['erm'].short} on the same seed, test examples and noise." if differences else ''
-    return (f'{made_up}Data set {first.dataset}, architecture {first.arch}, {first.depth} layers. Left: test loss of the shared head after every layer (cross-entropy in nats; 0 = embeddings) at gamma = {gamma_train:g}, the noise of training. '
-            f'{"Middle" if differences else "Right"}: accuracy of the last layer against the standard deviation gamma of Gaussian noise on the embeddings; the vertical line marks training.{right} Methods: {methods}. '
-            f'Lines: mean over {seeds} seed{"s" * (seeds > 1)}, each with its own {number("examples", drawn_methods(table)[0])} test examples; {BAND}{"" if seeds >= 3 else " (none: fewer than three seeds)"}. {trained} {differs}').strip()
+    gamma_train, first, seeds = noise_levels(table)[0], table.iloc[0], table.seed.nunique()
+    def known(metric, method=None): # the values of a metric that has no layer and no gamma
+        return [f'{v:g}' for v in table[(table.metric == metric) & ((table.method == method) | (method is None))].value.unique()]
+    def described(method):
+        alphas = table[table.method == method].alpha.dropna().unique()
+        return f'{METHODS[method].label}: ' + ', '.join([METHODS[method].line, *(f'alpha {a:g}' for a in alphas), *(f'learning rate {rate}' for rate in known('lr', method))])
+    unit = ' (in units of their root mean square)' if known('noise_relative') == ['1'] else ''
+    parts = ['Made-up scores: nothing was trained.' if first.arch == 'made-up' else '', f'Data set {first.dataset}, architecture {first.arch}, {first.depth} layers.',
+             f'Left: test loss of the shared head after every layer (cross-entropy in nats; 0 = embeddings) at gamma = {gamma_train:g}, the noise of training.',
+             f'{"Middle" if differences else "Right"}: accuracy of the last layer against the standard deviation gamma of Gaussian noise on the embeddings{unit}; the vertical line marks training.',
+             f"Right: the same accuracy minus that of {METHODS['erm'].short} on the same seed, test examples and noise." if differences else '',
+             f'Methods: {"; ".join(map(described, drawn_methods(table)))}.',
+             f'Lines: mean over seeds ({seeds}, each with its own {" or ".join(known("examples"))} test examples); {BAND if seeds >= 3 else "no bands with fewer than three seeds"}.', trained, differs]
+    return ' '.join(part for part in parts if part)
