@@ -137,10 +137,9 @@ def unpack(
             if twice: raise UserError(f"{archive.name}: the member {min(twice)!r} is there twice: refused.")
             folder.mkdir(parents=True, exist_ok=True)
             if (free := shutil.disk_usage(folder).free) < (size := sum(s for _, s, _ in members)): raise OSError(errno.ENOSPC, f'{size} bytes to unpack, {free} free')
-            for path, size, read in members:
+            for path, _, read in members:
                 (folder/path).parent.mkdir(parents=True, exist_ok=True)
                 with read() as src, open(folder/path, 'xb') as dst: shutil.copyfileobj(src, dst, 1 << 20)
-                if (got := (folder/path).stat().st_size) != size: raise EOFError(f'{path} has {got} of {size} bytes')
                 written.append(path)
     except (tarfile.TarError, zipfile.BadZipFile, EOFError, zipfile.zlib.error) as e:
         raise UserError(f"{archive.name} is not a whole archive ({e}): it was cut off or is not what it should be. Delete it and run the same command again.") from e
@@ -176,7 +175,10 @@ def _transfer(
         if not resumed: part.unlink(missing_ok=True); tag.unlink(missing_ok=True)
         if (etag := answer.headers.get('ETag', '')) and not etag.startswith('W/'): tag.write_text(etag)
         with open(part, 'ab') as f:
-            while chunk := answer.read1(1 << 20): f.write(chunk); f.flush()  # as it comes, so that a kill loses nothing
+            said = time.monotonic()
+            while chunk := answer.read1(1 << 20):
+                f.write(chunk); f.flush()  # as it comes, so that a kill loses nothing
+                if time.monotonic() - said > 10: said = time.monotonic(); print(f'{part.stem}: {f.tell() / 1e6:.0f} of {(start + int(length or 0)) / 1e6:.0f} MB', flush=True)
     return start + int(length) if length else None
 
 # %% ../nbs/07_sources.ipynb #a46fbdc4
@@ -290,9 +292,10 @@ def from_mirror(source: Source, folder: Path, mirror: Path) -> None:
     if source.kind == 'hub':
         for path in source.files:
             home = mirror/'hub'/source.locator.replace('/', '--')
-            if not (home/path).is_file(): raise _absent(source, mirror, f"hub/{source.locator.replace('/', '--')}/{path}")
+            found = next((p for p in (home/path, home/PurePosixPath(path).name) if p.is_file()), None)
+            if not found: raise _absent(source, mirror, f"hub/{source.locator.replace('/', '--')}/{path}")
             (folder/path).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(home/path, folder/path)
+            shutil.copyfile(found, folder/path)
         return
     wheel = f"{source.locator.replace('-', '_')}-{source.version}-*.whl"
     name = wheel if source.kind == 'pypi' else PurePosixPath(urllib.parse.urlsplit(source.locator).path).name
@@ -355,7 +358,7 @@ def fetch(
     mirror = mirror or os.environ.get('LAYERDESCENT_MIRROR') or None
     if stand_in and not mirror: raise UserError(f"{src.name}: stand_in needs a mirror to take the stand-in from.")
     if src.kind not in KINDS: raise UserError(f"{src.name}: unknown kind {src.kind!r}; there are {', '.join(KINDS)}.")
-    if not stand_in and _occupied(src, destination): return destination
+    if _occupied(src, destination) and not stand_in: return destination
     partial = (Path(partial) if partial else project_root()/'runs'/'partial')/src.name
     work = destination.with_name(f'.{destination.name}.{os.getpid()}.fetching')
     with _disk_errors(src):
