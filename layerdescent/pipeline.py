@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['notebook_parameters', 'stage_name', 'stage_notebook', 'stage_parameters', 'notebook_source', 'stage_modules',
-           'kernel_environment', 'end_with', 'run_stage', 'stages', 'plan', 'summary', 'numbers', 'outside', 'git',
-           'verify', 'check_data', 'copy_sources', 'profile_worktree', 'collect', 'readme', 'main']
+           'kernel_environment', 'end_with', 'StageFailed', 'run_stage', 'stages', 'plan', 'summary', 'numbers',
+           'outside', 'git', 'verify', 'check_data', 'copy_sources', 'profile_worktree', 'collect', 'readme', 'main']
 
 # %% ../nbs/14_pipeline.ipynb #2e3a1168
-import argparse, ast, datetime, io, json, math, os, shutil, subprocess, sys, threading, time
+import argparse, ast, datetime, io, json, math, os, re, shutil, subprocess, sys, threading, time
 from pathlib import Path
 from .config import UserError, checked, project_root, read_yaml, write_json, write_text
 
@@ -131,6 +131,9 @@ def end_with(processes: list, every: float = 0.5) -> None:
     if processes: threading.Thread(target=watch, daemon=True).start()
 
 # %% ../nbs/14_pipeline.ipynb #9189f1f5
+class StageFailed(Exception):
+    "A notebook raised something that is not a `UserError`: the message is its own traceback and where the executed copy lies."
+
 def run_stage(
     name: str,               # notebook, without .ipynb
     key: str | None = None,  # entry of params.yaml's mapping for that notebook
@@ -150,7 +153,8 @@ def run_stage(
                          kernel_manager_class=_kernel_class(kernel_environment(root, name)))
     except PapermillExecutionError as e:
         if e.ename == 'UserError': raise UserError(e.evalue) from e
-        raise
+        plain = re.sub(r'\x1b\[[0-9;]*m', '', '\n'.join(e.traceback))  # without colours
+        raise StageFailed(f"{plain}\n{stage_name(name, key)} failed; its executed copy is {executed.relative_to(root)}.") from None
     except DeadKernelError as e:
         raise UserError(f"{stage_name(name, key)}: its kernel was killed (by a person, or by the system for want of memory: `dmesg` tells). Run the same command again: it continues from its last checkpoint.") from e
     return executed
@@ -303,7 +307,7 @@ def collect(root: Path, profile: str) -> Path:
 # %% ../nbs/14_pipeline.ipynb #4bc77c09
 def readme(root: Path) -> str:
     "Render nbs/index.ipynb as the text of README.md."
-    import re, nbformat
+    import nbformat
     from nbconvert import MarkdownExporter
     notebook = nbformat.read(root/'nbs'/'index.ipynb', 4)
     notebook.metadata['language_info'] = dict(name='python')
@@ -352,6 +356,12 @@ def main(words: list | None = None) -> int: # exit status
     except UserError as e:
         print(f'error: {e}', file=sys.stderr)
         return 1
+    except StageFailed as e:
+        print(e, file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print('stopped: the same command goes on where it was.', file=sys.stderr)
+        return 130
     return 0
 
 # %% ../nbs/14_pipeline.ipynb #4bf85674
