@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -77,9 +78,9 @@ def run_method(
     began = time.perf_counter()
     trained = train(model, training, objective, config, run_dir, noise, say=lambda line: say(f'{method} seed {seed}: {line}'))
     done = time.perf_counter()
-    scores = layer_scores(model, evaluation, rows, setting.gammas, setting.noise_seed, device=setting.device)
+    scores = layer_scores(model, evaluation, rows, setting.gammas, setting.noise_seed, device=setting.device, shift=partial(GaussianNoise, scale=setting.noise_scale))
     say(f'{method} seed {seed}: trained in {done - began:.0f} s, scored in {time.perf_counter() - done:.0f} s')
-    summary = dict(method=method, seed=seed, lr=spec['learning_rate'], alpha=spec['alpha'], steps=setting.steps, L=model.depth, kind=spec['kind'], spec=spec,
+    summary = dict(method=method, seed=seed, gamma_train=setting.gamma_train, noise_scale=setting.noise_scale, lr=spec['learning_rate'], alpha=spec['alpha'], steps=setting.steps, L=model.depth, kind=spec['kind'], spec=spec,
                    weights_sha256=trained.weights_sha256, **activity(trained.rows, spec['lambda_max']))
     result = dict(scores, rows=trained.rows, summary=summary)
     keep_result(run_dir, fingerprint, result)
