@@ -140,12 +140,12 @@ def run_stage(
     root: Path | None = None,# the project
 ) -> Path:                   # the executed copy
     "Run a paper notebook with its typed parameters in a kernel of this interpreter."
+    end_with(_up_to_dvc())  # before the slow imports: DVC may be killed meanwhile
     root = root or project_root()
     parameters, source = stage_parameters(root, name, key), stage_notebook(root, name)
     from nbclient.exceptions import DeadKernelError
     from papermill import execute_notebook
     from papermill.exceptions import PapermillExecutionError
-    end_with(_up_to_dvc())
     executed = root/'runs'/'notebooks'/f'{stage_name(name, key)}.ipynb'
     executed.parent.mkdir(parents=True, exist_ok=True)
     try:

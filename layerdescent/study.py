@@ -19,7 +19,7 @@ import pandas as pd
 
 from .backbones import freeze, make_backbone
 from .config import UserError, checked, set_threads
-from .evaluate import layer_scores
+from .scores import layer_scores
 from .perturb import GaussianNoise
 from .readout import LayerReadout
 from .text import TokenSet
