@@ -15,7 +15,7 @@ from conftest import ROOT, command
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from layerdescent.config import read_yaml
+from layerdescent.config import checked, read_yaml
 from layerdescent.pipeline import git, notebook_parameters, notebook_source, readme, stage_modules, stage_parameters, stages
 
 NOTEBOOKS = sorted(p for p in (ROOT/'nbs').rglob('*.ipynb') if '.ipynb_checkpoints' not in p.parts)
@@ -100,6 +100,13 @@ def test_a_profile_type_checks_against_the_notebooks(path):
     assert read_yaml(path)['profile'] == ('cpu' if path.name == 'params.yaml' else path.stem)
     for name, section in sections(path).items():
         for key in section if has_entries(name) else [None]: stage_parameters(ROOT, name, key, path)
+
+
+@pytest.mark.parametrize('path', PROFILES, ids=stem)
+def test_every_method_of_a_profile_makes_an_objective(path):
+    from layerdescent.train import METHOD, make_objective
+    for key, entry in sections(path)['train'].items():
+        for name, spec in entry['methods'].items(): make_objective(checked(METHOD, spec, f'{path.name}, train.{key}.methods.{name}'), 6, name)
 
 
 @pytest.mark.parametrize('path', PROFILES, ids=stem)
