@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['notebook_parameters', 'stage_name', 'stage_notebook', 'stage_parameters', 'notebook_source', 'stage_modules',
            'kernel_environment', 'end_with', 'StageFailed', 'run_stage', 'stages', 'plan', 'summary', 'numbers',
-           'outside', 'git', 'verify', 'check_data', 'copy_sources', 'profile_worktree', 'collect', 'readme', 'main']
+           'outside', 'git', 'verify', 'check_data', 'clear_results', 'copy_sources', 'profile_worktree', 'collect',
+           'readme', 'main']
 
 # %% ../nbs/14_pipeline.ipynb #2e3a1168
 import argparse, ast, datetime, io, json, math, os, re, shutil, subprocess, sys, threading, time
@@ -264,13 +265,19 @@ def check_data(root: Path) -> None:
         raise UserError("data.dvc changed: data/ does not hold the bytes that the committed results were made from. If you added or changed a source, commit data.dvc; if not, remove downloads/ and data/ and run again.")
 
 # %% ../nbs/14_pipeline.ipynb #cfb9eb07
+def clear_results(tree: Path) -> None:
+    "Delete the results and the lock that a checkout holds, but not results/tuning: no stage makes that (`make tune` does), and one reads it."
+    for path in (tree/'results').glob('*'):
+        if path.name != 'tuning': shutil.rmtree(path) if path.is_dir() else path.unlink()
+    (tree/'dvc.lock').unlink(missing_ok=True)
+
 def copy_sources(
     root: Path,                # a checkout
     to: Path,                  # where its sources go
     leave: tuple = ('results/', 'dvc.lock', 'data.dvc', 'params.yaml'), # what the copy has of its own
 ) -> None:
     "Bring a copy's files up to date with a checkout's: tracked and new, not ignored; unchanged files keep their time."
-    kept = lambda p: not p.startswith(leave)
+    kept = lambda p: not p.startswith(leave) or p.startswith('results/tuning/')
     names = {p for p in git(root, 'ls-files', '-co', '--exclude-standard', '-z').stdout.split('\0') if p and kept(p) and (root/p).is_file()}
     for name in sorted(names):
         new, old = root/name, to/name
@@ -288,7 +295,7 @@ def profile_worktree(root: Path, profile: str) -> Path:
     if not (tree/'.git').exists():
         shutil.rmtree(tree, ignore_errors=True)
         git(root, 'worktree', 'prune'); git(root, 'worktree', 'add', '--quiet', '--detach', str(tree), 'HEAD')
-        shutil.rmtree(tree/'results', ignore_errors=True); (tree/'dvc.lock').unlink(missing_ok=True)
+        clear_results(tree)
     else: git(tree, 'reset', '--quiet', head)
     copy_sources(root, tree)
     if not (tree/'data.dvc').exists() and (root/'data.dvc').exists(): shutil.copy2(root/'data.dvc', tree/'data.dvc')
@@ -300,7 +307,7 @@ def collect(root: Path, profile: str) -> Path:
     "Copy a profile's results and its lock from its worktree to `results/<profile>`."
     tree, to = root/'runs'/profile, root/'results'/profile
     shutil.rmtree(to, ignore_errors=True)
-    shutil.copytree(tree/'results', to)
+    shutil.copytree(tree/'results', to, ignore=shutil.ignore_patterns('tuning'))
     shutil.copy2(tree/'dvc.lock', to/'dvc.lock')
     return to
 

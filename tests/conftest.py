@@ -10,7 +10,7 @@ import pytest
 os.environ.update(OMP_NUM_THREADS='1', MKL_NUM_THREADS='1', OPENBLAS_NUM_THREADS='1', DVC_NO_ANALYTICS='1', SOURCE_DATE_EPOCH='0')
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
-from layerdescent.pipeline import copy_sources, git  # noqa: E402  (the checkout's, not an installed one)
+from layerdescent.pipeline import clear_results, copy_sources, git  # noqa: E402  (the checkout's, not an installed one)
 
 
 def environment(folder: Path) -> dict:
@@ -38,8 +38,7 @@ def clone(to: Path, profile: str | None = None) -> Path:
     copy_sources(ROOT, to, leave=())
     if profile:
         shutil.copy(ROOT/'profiles'/f'{profile}.yaml', to/'params.yaml')
-        shutil.rmtree(to/'results', ignore_errors=True)
-        (to/'dvc.lock').unlink(missing_ok=True)
+        clear_results(to)
     commit(to, 'as it is now')
     return to
 
