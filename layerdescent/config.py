@@ -4,12 +4,12 @@
 
 # %% auto #0
 __all__ = ['PACKAGES', 'UserError', 'project_root', 'write_bytes', 'write_text', 'write_json', 'read_yaml', 'checked', 'seed_for',
-           'generator', 'sha256_file', 'sha256_tree', 'set_threads', 'pick_device', 'git_state', 'hardware',
-           'installed_version', 'stage_record']
+           'generator', 'sha256_file', 'sha256_tree', 'code_sha256', 'set_threads', 'pick_device', 'git_state',
+           'hardware', 'installed_version', 'stage_record']
 
 # %% ../nbs/00_config.ipynb #9e91b5c7
 import contextlib, datetime, hashlib, json, os, platform, resource, subprocess, sys, time
-from importlib import metadata
+from importlib import metadata, util
 from pathlib import Path
 
 # %% ../nbs/00_config.ipynb #53fb1932
@@ -122,7 +122,14 @@ def sha256_tree(folder: Path | str) -> str:
     lines = [f"{p.relative_to(folder).as_posix()} {sha256_file(p)}" for p in sorted(folder.rglob('*')) if p.is_file()]
     return hashlib.sha256('\n'.join(lines).encode()).hexdigest()
 
-# %% ../nbs/00_config.ipynb #a178549b
+# %% ../nbs/00_config.ipynb #f46c2992
+def code_sha256(
+    *modules, # names of this package's modules, without `layerdescent.`
+) -> str:
+    "SHA-256 of the source of some modules: kept results and checkpoints of other code are not taken up."
+    return hashlib.sha256(' '.join(sha256_file(util.find_spec(f'layerdescent.{m}').origin) for m in modules).encode()).hexdigest()
+
+# %% ../nbs/00_config.ipynb #39fd7bcb
 def set_threads(
     n: int, # threads of torch's CPU kernels; results differ in their last bits between thread counts
 ) -> None:
@@ -143,7 +150,7 @@ def pick_device(
     try: return torch.device(name)
     except RuntimeError as e: raise UserError(f"device {name!r} is not known: use cpu, cuda or auto.") from e
 
-# %% ../nbs/00_config.ipynb #946ae8e4
+# %% ../nbs/00_config.ipynb #b3ec33cb
 PACKAGES = ('torch', 'transformers', 'datasets', 'accelerate', 'cooper-optim', 'numpy', 'pandas', 'seaborn', 'dvc', 'papermill', 'nbdev')
 
 def git_state(root: Path) -> dict: # {"revision": 40 hex digits or None, "dirty": bool or None}
@@ -162,7 +169,7 @@ def hardware() -> dict:
     return dict(processor=cpu[0] if cpu else platform.processor(), cores=os.cpu_count(), memory_gib=round(memory, 1), system=f'{platform.system()} {platform.machine()}',
                 accelerator=torch.cuda.get_device_name() if torch.cuda.is_available() else None)
 
-# %% ../nbs/00_config.ipynb #b3ec33cb
+# %% ../nbs/00_config.ipynb #83febd82
 def installed_version(package: str) -> str | None:
     "The installed version of a distribution, or None where it is not installed."
     try: return metadata.version(package)

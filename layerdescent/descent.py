@@ -139,5 +139,5 @@ def final_loss_bound(
     layers: int,   # L
 ) -> float:        # upper bound on f_L, in the loss's unit
     "Upper bound on the last layer's loss when no violation exceeds `slack` (METHOD, section 2); alpha = 0 gives f0 + L s."
-    kept = (1 - check_alpha(alpha)) ** layers
-    return kept * f0 + slack * ((1 - kept) / alpha if alpha else layers)
+    log_kept = layers * math.log1p(-check_alpha(alpha))
+    return math.exp(log_kept) * f0 + slack * (-math.expm1(log_kept) / alpha if alpha else layers)

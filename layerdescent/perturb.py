@@ -27,7 +27,7 @@ def standard_normal(
     seeds: Sequence[int], # one per example
     shape: tuple,         # (T, H) of one example
 ) -> Tensor:              # float32 on the CPU, shape (B, T, H)
-    "Independent standard normal draws; example b depends on `seeds[b]` alone."
+    "Independent standard normal draws; example b depends on `seeds[b]` and the shape. Where H is a multiple of 16, a shorter T gives the same leading rows."
     return torch.stack([torch.randn(shape, generator=torch.Generator().manual_seed(s)) for s in seeds])
 
 @dataclass(frozen=True)

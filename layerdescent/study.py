@@ -18,7 +18,7 @@ from pathlib import Path
 import pandas as pd
 
 from .backbones import freeze, make_backbone
-from .config import UserError, checked, set_threads
+from .config import UserError, checked, code_sha256, set_threads
 from .scores import layer_scores
 from .perturb import GaussianNoise
 from .readout import LayerReadout
@@ -71,7 +71,7 @@ def run_method(
     spec = checked(METHOD, spec, f'method {method}')
     config, noise, model = setting.config(spec, seed), GaussianNoise(setting.gamma_train, setting.noise_scale), setting.model(seed)
     objective = make_objective(spec, model.depth, f'method {method}')
-    parts = [fingerprint_of(model, training, objective, config, noise), asdict(setting), evaluation.fingerprint(), list(map(int, rows))]
+    parts = [fingerprint_of(model, training, objective, config, noise), asdict(setting), evaluation.fingerprint(), list(map(int, rows)), code_sha256('scores', 'study')]
     fingerprint = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
     kept = kept_result(run_dir, fingerprint)
     if kept is not None: say(f'{method} seed {seed}: finished before'); return kept
@@ -81,7 +81,8 @@ def run_method(
     scores = layer_scores(model, evaluation, rows, setting.gammas, setting.noise_seed, device=setting.device, shift=partial(GaussianNoise, scale=setting.noise_scale))
     say(f'{method} seed {seed}: trained in {done - began:.0f} s, scored in {time.perf_counter() - done:.0f} s')
     summary = dict(method=method, seed=seed, gamma_train=setting.gamma_train, noise_scale=setting.noise_scale, lr=spec['learning_rate'], alpha=spec['alpha'], steps=setting.steps, L=model.depth, kind=spec['kind'], spec=spec,
-                   weights_sha256=trained.weights_sha256, **activity(trained.rows, spec['lambda_max']))
+                   weights_sha256=trained.weights_sha256, **activity(trained.rows, spec['lambda_max'], [not spec['skip_first']] + [True] * (model.depth - 1)),
+                   final_multipliers=[0.] * model.depth if objective.multipliers() is None else [round(v, 6) for v in objective.multipliers().tolist()])
     result = dict(scores, rows=trained.rows, summary=summary)
     keep_result(run_dir, fingerprint, result)
     return result

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from .backbones import trained_parameters
-from .config import UserError, checked, generator, pick_device, seed_for, write_bytes
+from .config import UserError, checked, code_sha256, generator, pick_device, seed_for, write_bytes
 from .descent import Difference, Ratio, lagrangian, layer_losses
 from .duals import GradientAscent, Multipliers, Resilience
 from .perturb import GaussianNoise, Perturbation
@@ -28,7 +28,8 @@ from .perturb import GaussianNoise, Perturbation
 class Objective:
     """What the loop minimises. To write one, subclass and give `loss` (f_0..f_L, shape (L+1,) -> scalar, differentiable) and `weights` (the constant
     w, shape (L+1,), whose sum w_l f_l has the same gradient). `update` is called once per optimiser step, after it, with the losses of that step's
-    whole batch averaged over all ranks. State that changes goes into `state_dict` (plain tensors)."""
+    whole batch averaged over all ranks. State that changes goes into `state_dict` (plain tensors). With gradient accumulation `loss` is applied to each
+    piece of the batch, which is the whole batch's gradient only if it is linear in the losses."""
     name = 'objective'
 
     def __init__(self, constraint: Difference | Ratio): self.constraint = constraint
@@ -189,7 +190,7 @@ def joint(losses: Tensor) -> Tensor:
     if ranks()[1] == 1: return losses
     mean = losses.detach().clone()
     dist.all_reduce(mean)
-    return losses + (mean / ranks()[1] - losses.detach())
+    return mean / ranks()[1] + (losses - losses.detach())      # the bracket is exactly 0 in value
 
 # %% ../nbs/10_train.ipynb #40aceb64
 @contextlib.contextmanager
@@ -238,9 +239,9 @@ def weights_sha256(model: nn.Module) -> str:
     return digest.hexdigest()
 
 def fingerprint_of(model, tokens, objective: Objective, config: TrainConfig, perturbation: Perturbation) -> str:
-    "What makes two runs the same run: settings, data, initial weights."
+    "What makes two runs the same run: settings, data, initial weights, code."
     settings = {k: v for k, v in asdict(config).items() if k not in ('checkpoint_every', 'report_every')}
-    parts = [settings, objective.settings(), repr(perturbation), tokens.fingerprint(), weights_sha256(model), ranks()[1], torch.__version__]
+    parts = [settings, objective.settings(), repr(perturbation), tokens.fingerprint(), weights_sha256(model), ranks()[1], torch.__version__, code_sha256('backbones', 'descent', 'duals', 'perturb', 'readout', 'train')]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 # %% ../nbs/10_train.ipynb #b9256d76
@@ -265,18 +266,21 @@ def describe_step(step: int, losses: Tensor, objective: Objective, **more) -> di
 
 # %% ../nbs/10_train.ipynb #bc2e3b21
 def activity(
-    rows: list[dict],   # log rows of a run
-    largest: float,     # lambda_max
-) -> dict:              # shares of steps, final multipliers, losses of the last tenth of the steps
-    "Whether the constraints did anything (METHOD, section 1, point 3): a constraint that was never violated changed nothing."
+    rows: list[dict],          # log rows of a run
+    largest: float,            # lambda_max
+    mask: list | None = None,  # L booleans: False for a constraint that was dropped
+) -> dict:                     # shares of steps; by layer the share violated and the mean violation of the last tenth of the steps; losses of that tenth
+    """Whether the constraints did anything (METHOD, section 1, point 3): a constraint that was never violated changed nothing. In single batches some
+    constraint is nearly always violated, so `violated_by_layer` and the sign of `final_c` say more than the shares over all layers."""
+    kept = torch.ones(len(rows[0]['c']), dtype=torch.bool) if mask is None else torch.tensor(mask)
     multipliers = torch.tensor([r['multipliers'] or [0.] * len(r['c']) for r in rows])
     violations, losses = torch.tensor([r['c'] for r in rows]), torch.tensor([r['f'] for r in rows])
-    share = lambda condition: round(condition.any(1).float().mean().item(), 6)
-    return dict(fraction_violated=share(violations > 0), fraction_active=share(multipliers > 0), fraction_at_max=share(multipliers >= largest),
-                largest_multiplier=round(multipliers.max().item(), 6), final_multipliers=[round(v, 6) for v in multipliers[-1].tolist()],
-                final_f=[round(v, 6) for v in losses[-max(1, len(rows) // 10):].mean(0).tolist()])
+    last, share = max(1, len(rows) // 10), lambda condition: round(condition.any(1).float().mean().item(), 6)
+    numbers = lambda t: [round(v, 6) for v in t.tolist()]
+    return dict(fraction_violated=share((violations > 0) & kept), fraction_active=share(multipliers > 0), fraction_at_max=share(multipliers >= largest), largest_multiplier=round(multipliers.max().item(), 6),
+                violated_by_layer=numbers((violations > 0).float().mean(0)), final_c=numbers(violations[-last:].mean(0)), final_f=numbers(losses[-last:].mean(0)))
 
-# %% ../nbs/10_train.ipynb #55e5205b
+# %% ../nbs/10_train.ipynb #fdbbf1fb
 @dataclass
 class Trained:
     "What a run leaves besides the trained model itself."
@@ -314,7 +318,7 @@ def train(
     model.eval()
     return Trained(history.rows, weights_sha256(model), start)
 
-# %% ../nbs/10_train.ipynb #fdbbf1fb
+# %% ../nbs/10_train.ipynb #1e219510
 def new_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
     "AdamW over the trained parameters (torch's fused kernel)."
     return torch.optim.AdamW(trained_parameters(model).values(), lr=config.learning_rate, weight_decay=config.weight_decay, fused=True)
@@ -346,7 +350,7 @@ def one_step(
 def _shares(tokens, config: TrainConfig, perturbation: Perturbation, step: int):
     "This rank's share of the step's joint batch, in `accumulation` pieces, each with its noise."
     rows = batch_rows(len(tokens), config.batch_size, step, config.seed)
-    length = int(tokens.attention_mask[rows].sum(1).max())     # of the joint batch, so that noise does not depend on the split
+    length = int(tokens.attention_mask[rows].any(0).nonzero().max()) + 1     # of the joint batch, so that noise does not depend on the split
     rank, world = ranks()
     size = config.batch_size // (world * config.accumulation)
     for piece in range(config.accumulation):
@@ -355,7 +359,7 @@ def _shares(tokens, config: TrainConfig, perturbation: Perturbation, step: int):
         for name in ('input_ids', 'attention_mask'): batch[name] = batch[name][:, :length]
         yield batch, perturbation.bind([seed_for('training noise', config.seed, step, i) for i in range(first, first + size)])
 
-# %% ../nbs/10_train.ipynb #1e219510
+# %% ../nbs/10_train.ipynb #c6ce15cb
 def _check_finite(losses: Tensor, objective: Objective, step: int) -> None:
     "Stop at a loss that is not a number, with what a person needs to see."
     if not losses.isfinite().all():
@@ -380,7 +384,7 @@ def _progress(rows: list[dict], config: TrainConfig) -> str:
     largest = '' if last[-1]['multipliers'] is None else f"  max multiplier {max(last[-1]['multipliers']):.2f}"
     return f"step {rows[-1]['step'] + 1}/{config.steps}  f " + ' '.join(f'{v:.3f}' for v in f) + largest + f"  {sum(r['seconds'] for r in last) / len(last):.2f} s/step"
 
-# %% ../nbs/10_train.ipynb #af974256
+# %% ../nbs/10_train.ipynb #c72105fd
 def keep_result(run_dir: Path, fingerprint: str, result: dict) -> None:
     "Write a finished run's results (plain tensors and values); only then its checkpoints may go."
     buffer = io.BytesIO(); torch.save(dict(fingerprint=fingerprint, result=result), buffer)
