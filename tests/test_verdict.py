@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from layerdescent.config import UserError
-from layerdescent.evaluate import VERDICTS, claim, component, composite_verdict, paired_interval, sign_flip_p, verdict
+from layerdescent.evaluate import MIN_SEEDS, VERDICTS, claim, component, composite_verdict, paired_interval, sign_flip_p, verdict
 
 SMALLEST = 0.01
 
@@ -33,7 +33,15 @@ def test_fewer_than_five_seeds_never_get_a_verdict(n_seeds, low, high):
 def test_a_single_seed_has_no_interval_and_no_verdict():
     mean, low, high = paired_interval([0.3])
     assert (mean, low, high) == (0.3, None, None)
-    assert verdict(low, high, SMALLEST, 1, min_seeds=1) == 'inconclusive'
+    assert verdict(low, high, SMALLEST, 1) == 'inconclusive'
+
+
+@pytest.mark.parametrize('min_seeds', [0, 1, 4])
+def test_no_parameter_lowers_the_number_of_seeds(min_seeds):
+    assert MIN_SEEDS == 5
+    with pytest.raises(UserError, match='min_seeds must be at least 5'):
+        verdict(0.02, 0.06, SMALLEST, 5, min_seeds=min_seeds)
+    assert verdict(0.02, 0.06, SMALLEST, 9, min_seeds=10) == 'inconclusive'
 
 
 def test_a_wider_interval_never_turns_undecided_into_decided():
@@ -107,5 +115,28 @@ def test_a_claim_is_decided_by_its_weakest_part():
     for parts, expected, decided_by in [([strong], 'reproduced', 'strong'), ([strong, unsure], 'inconclusive', 'unsure'), ([strong, unsure, absent], 'not reproduced', 'absent')]:
         row = claim('C', 'all hold', parts)
         assert (row['verdict'], row['decided_by']) == (expected, decided_by)
-        assert row['p'] == max(part['p'] for part in parts)
+        assert row['p'] == next(part['p'] for part in parts if part['name'] == decided_by)
+        assert row['p_all'] == (max(part['p'] for part in parts) if expected == 'reproduced' else None)
+        assert row['refutation_error'] == pytest.approx(0.025 * len(parts))
         assert row['verdict'] == verdict(row['low'], row['high'], row['smallest_effect'], row['n_seeds'])
+
+
+@pytest.mark.parametrize('differences', [[0.2, 0.21, 0.19, 0.2, 0.22], [-0.2, -0.21, -0.19, -0.2, -0.22]])
+def test_a_constraint_that_never_acted_decides_nothing(differences):
+    part = component('effect', differences)
+    assert claim('C', 'holds', [part])['verdict'] != 'inconclusive'
+    idle = claim('C', 'holds', [part], dict(largest_multiplier=0.0, fraction_at_max=0.0, reason='constraint inactive', note=''))
+    assert (idle['verdict'], idle['reason'], idle['p_all']) == ('inconclusive', 'constraint inactive', None)
+
+
+@pytest.mark.parametrize('value, smallest', [(3e-7, 0.0), (0.0099999996, 0.01)])
+def test_what_is_printed_is_what_was_judged(value, smallest):
+    part = component('effect', [value] * 5, smallest)
+    assert part['verdict'] == verdict(part['low'], part['high'], smallest, 5)
+
+
+def test_layers_that_all_descend_are_rarely_called_refuted():
+    """Six layers that truly descend by three times the smallest effect, in five noisy seeds."""
+    studies = np.random.default_rng(3).normal(0.003, 0.005, size=(200, 5, 6))
+    refuted = [composite_verdict([component('', layer, 0.001)['verdict'] for layer in study.T]) == 'not reproduced' for study in studies]
+    assert np.mean(refuted) < 0.1
