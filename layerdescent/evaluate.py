@@ -349,7 +349,7 @@ def verdict_sentence(
         where = f"weakest at {one['decided_by'].rpartition(' at ')[2]}: " if len(parts) > 1 else ''
         told.append(f"{name}: {one['verdict']} ({where}{part_words(one)}{', decides' if row['decided_by'] in [p['name'] for p in parts] else ''})")
     if 'monotone_seeds' in row: told.append('every layer descends in ' + ', '.join(f"{n} of {row['n_seeds']} {method} seeds" for method, n in row['monotone_seeds'].items()))
-    if row.get('largest_multiplier') is not None: told.append(f"multipliers reach at least {row['largest_multiplier']:.2g} in every seed" + ('' if row['fraction_at_max'] is None else f", and their cap in at most {row['fraction_at_max']:.0%} of its steps"))
+    if row.get('largest_multiplier') is not None: told.append(f"multipliers reach at least {row['largest_multiplier']:.2g} in every seed" + ('' if row['note'] or row['fraction_at_max'] is None else f", and their cap in at most {row['fraction_at_max']:.0%} of the steps"))
     if row.get('note'): told.append(row['note'])
     reason = f" ({row['reason']})" if row.get('reason') else ''
     body = '; '.join(told)
