@@ -78,6 +78,7 @@ def test_a_library_notebook_has_the_projects_form(path):
 
 def test_a_library_notebook_imports_only_lower_numbers():
     number = {p.stem[3:]: int(p.stem[:2]) for p in LIBRARY}
+    assert len(set(number.values())) == len(number), 'two notebooks have one number'
     for path in LIBRARY:
         for node in ast.walk(ast.parse(notebook_source(path))):
             if isinstance(node, ast.ImportFrom) and (node.module or '').startswith('layerdescent.'):
