@@ -8,7 +8,7 @@ __all__ = ['PACKAGES', 'UserError', 'project_root', 'write_bytes', 'write_text',
            'hardware', 'installed_version', 'stage_record']
 
 # %% ../nbs/00_config.ipynb #9e91b5c7
-import contextlib, datetime, hashlib, json, os, platform, resource, subprocess, sys, time
+import contextlib, datetime, hashlib, json, os, platform, resource, subprocess, time
 from importlib import metadata, util
 from pathlib import Path
 

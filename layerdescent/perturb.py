@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from .config import UserError, seed_for
+from .config import UserError
 
 # %% ../nbs/06_perturb.ipynb #7023da1a
 class Perturbation(Protocol):
