@@ -95,10 +95,12 @@ def _kernel_class(environment: dict):
     from jupyter_client.kernelspec import KernelSpec
 
     class OwnKernel(AsyncKernelManager):
-        "Starts `sys.executable`, not the `python3` that Jupyter's search path would give."
+        "Starts `sys.executable`, not the `python3` that Jupyter's search path would give; its own standard output is closed, since the runner relays what cells print."
         @property
         def kernel_spec(self):
             return KernelSpec(argv=[sys.executable, '-m', 'ipykernel_launcher', '-f', '{connection_file}', '--log-level=50'], language='python', env=environment)
+
+        async def start_kernel(self, **kwargs): return await super().start_kernel(**kwargs, stdout=subprocess.DEVNULL)
     return OwnKernel
 
 def kernel_environment(root: Path, name: str) -> dict:
@@ -313,17 +315,25 @@ def collect(root: Path, profile: str) -> Path:
 
 # %% ../nbs/15_pipeline.ipynb #66aeef01
 def readme(root: Path) -> str:
-    "Render nbs/index.ipynb as the text of README.md."
+    "Run nbs/index.ipynb and render it as the text of README.md."
     import nbformat
+    from nbclient import NotebookClient
     from nbconvert import MarkdownExporter
     notebook = nbformat.read(root/'nbs'/'index.ipynb', 4)
     notebook.metadata['language_info'] = dict(name='python')
-    notebook.cells = [c for c in notebook.cells if not c.source.startswith('#| hide')]
-    for cell in notebook.cells:
-        if cell.cell_type == 'code': cell.source = '\n'.join(line for line in cell.source.splitlines() if not line.startswith('#|'))
+    NotebookClient(notebook, kernel_manager_class=_kernel_class(kernel_environment(root, 'index')), resources=dict(metadata=dict(path=str(root/'nbs')))).execute()
+    notebook.cells = [_shown(c) for c in notebook.cells if not c.source.startswith('#| hide')]
     text, _ = MarkdownExporter().from_notebook_node(notebook)
     text = re.sub(r'(\]\(|src=")\.\./', r'\1', text)
-    return '<!-- Written by `python -m layerdescent.pipeline readme` from nbs/index.ipynb: edit that. -->\n\n' + re.sub(r'\n{3,}', '\n\n', text).strip() + '\n'
+    return '<!-- Written by `make readme` from nbs/index.ipynb: edit that. -->\n\n' + re.sub(r'\n{3,}', '\n\n', text).strip() + '\n'
+
+def _shown(cell):
+    "What a reader of the README sees of a cell."
+    import nbformat
+    if cell.cell_type != 'code': return cell
+    if '#| echo: false' in cell.source: return nbformat.v4.new_markdown_cell('\n\n'.join(o.data['text/markdown'] for o in cell.outputs if 'text/markdown' in o.get('data', {})))
+    cell.source = '\n'.join(line for line in cell.source.splitlines() if not line.startswith('#|'))
+    return cell
 
 # %% ../nbs/15_pipeline.ipynb #8a892a9a
 def _parser() -> argparse.ArgumentParser:
