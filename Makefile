@@ -41,10 +41,12 @@ test: export MKL_NUM_THREADS := 1
 test: export OPENBLAS_NUM_THREADS := 1
 test: export HF_HUB_OFFLINE := 1
 test: .venv/.installed ## export in sync, every notebook, then the contracts
-	@ruff check
-	@python -m pytest tests/test_contracts.py -k in_sync
-	@echo "Notebooks ($(WORKERS) at a time):"; nbdev_test --n_workers $(WORKERS)
-	@python -m pytest tests
+	@before=$$(git status --porcelain); \
+	ruff check -q; \
+	python -m pytest tests/test_contracts.py -k export_is_in_sync; \
+	echo "Notebooks ($(WORKERS) at a time):"; nbdev_test --n_workers $(WORKERS); \
+	python -m pytest tests; \
+	test "$$(git status --porcelain)" = "$$before" || { echo "error: the tests changed files of the checkout:" >&2; git status --short >&2; exit 1; }
 
 lab: .venv/.installed ## JupyterLab on the index, which shows the committed results
 	@jupyter lab nbs/index.ipynb
