@@ -244,14 +244,14 @@ def verify(
     folder: str = 'results',   # which results: "results", or "results/full"
 ) -> dict:                     # {"agree", "compared", "outside", "missing", "new"}
     "Compare results with those of the last commit; also writes runs/verify.json."
-    compared_kinds = lambda p: p.endswith(('claims.json', 'metrics.json')) or '/metrics/' in p
-    ours = lambda p: not (p.startswith(f'{folder}/run/') or p.endswith('bench.json') or p.split('/')[len(folder.split('/'))] in others)
-    others = {p.stem for p in (root/'profiles').glob('*.yaml')} if folder == 'results' else set()
     tolerances = read_yaml(root/'params.yaml').get('verify', {})
     if 'default' not in tolerances: raise UserError("params.yaml: the section `verify` needs a `default` tolerance.")
+    apart = {'run', 'bench.json', *(p.stem for p in (root/'profiles').glob('*.yaml'))}  # a machine's own times, other profiles' results
+    def ours(path): return path.removeprefix(f'{folder}/').split('/')[0] not in apart
+    def has_numbers(path): return path.endswith(('claims.json', 'metrics.json')) or '/metrics/' in path
     committed = {p for p in git(root, 'ls-tree', '-r', '--name-only', 'HEAD', f'{folder}/').stdout.splitlines() if ours(p)}
     there = {p.relative_to(root).as_posix() for p in (root/folder).rglob('*') if p.is_file() and p.stat().st_size and not p.name.startswith('.')}
-    both = sorted(p for p in committed & there if compared_kinds(p))
+    both = sorted(p for p in committed & there if has_numbers(p))
     found = [line for p in both for line in outside(p, git(root, 'show', f'HEAD:{p}').stdout, (root/p).read_text(), tolerances)]
     report = dict(agree=not found and committed <= there, compared=both, outside=found, missing=sorted(committed - there), new=sorted(p for p in there - committed if ours(p)))
     write_json(root/'runs'/'verify.json', report)
