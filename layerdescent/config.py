@@ -32,14 +32,14 @@ def write_bytes(
 ) -> Path:
     "Write a file atomically (temporary name, flush to disk, rename)."
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f'.{path.name}.{os.getpid()}.tmp')
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with open(temporary, 'wb') as f:
             f.write(content); f.flush(); os.fsync(f.fileno())
         os.replace(temporary, path)
     except OSError as e:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError): temporary.unlink(missing_ok=True)
         raise UserError(f"cannot write {path}: {e.strerror}. Free some space or check the folder's permissions, then run the same command again.") from e
     return path
 
@@ -67,7 +67,8 @@ def read_yaml(path: Path | str) -> dict:
 
     Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, mapping)
     if not Path(path).is_file(): raise UserError(f"no file {path}: give the path of a YAML file of parameters.")
-    try: found = yaml.load(Path(path).read_text(), Loader)
+    try: found = yaml.load(Path(path).read_text(encoding='utf-8'), Loader)
+    except UnicodeDecodeError as e: raise UserError(f"{path} is not UTF-8 text: {e.reason} at byte {e.start}.") from e
     except yaml.YAMLError as e: raise UserError(f"{path} is not YAML: {' '.join(str(e).split())}") from e
     if not isinstance(found, dict): raise UserError(f"{path} must hold a mapping of names to values.")
     return found
@@ -89,6 +90,7 @@ def checked(
     where: str,     # what to name in an error, e.g. "train.ipynb"
 ) -> dict:          # every name of `defaults`, with the given values
     "Merge `given` into `defaults`, refusing unknown names and wrong types."
+    if not isinstance(given, dict): raise UserError(f"{where}: expected names with values, not {given!r}.")
     for name, value in given.items():
         if name not in defaults:
             raise UserError(f"{where}: unknown parameter {name!r}; it takes {', '.join(sorted(defaults)) or 'none'}.")

@@ -38,11 +38,15 @@ class DualRule(Protocol):
     "What a rule must offer: a maximising torch optimiser over the multipliers, with weight decay `decay`."
     def optimizer(self, parameters: list, decay: float) -> torch.optim.Optimizer: ...
 
+def _check_rate(rate: float) -> None:
+    if not 0 < rate < float('inf'): raise UserError(f"the dual rate eta_dual must be a positive number, not {rate}: `eta_dual_for` gives one for a step budget.")
+
 @dataclass(frozen=True)
 class GradientAscent:
     "Plain projected gradient ascent."
     rate: float  # eta_dual > 0, in 1 / (unit of the violation)
 
+    def __post_init__(self): _check_rate(self.rate)
     def optimizer(self, parameters, decay): return torch.optim.SGD(parameters, lr=self.rate, maximize=True, weight_decay=decay)
 
 @dataclass(frozen=True)
@@ -53,6 +57,7 @@ class NuPI:
     ki: float = 1.   # integral gain
     nu: float = 0.   # moving average of the violation, in (-1, 1)
 
+    def __post_init__(self): _check_rate(self.rate)
     def optimizer(self, parameters, decay):
         return nuPI(parameters, lr=self.rate, weight_decay=decay, Kp=torch.tensor(self.kp), Ki=torch.tensor(self.ki), ema_nu=self.nu, maximize=True)
 
@@ -79,6 +84,7 @@ class Multipliers:
         initial: float = 0.,                   # lambda_0 in [0, largest]
     ):
         if n < 1 or every < 1: raise UserError(f"Multipliers needs n >= 1 and every >= 1, not n = {n}, every = {every}.")
+        if not largest > 0: raise UserError(f"the largest multiplier lambda_max must be positive, not {largest}: with 0 nothing is constrained.")
         if not 0 <= initial <= largest: raise UserError(f"the initial multiplier must be in [0, {largest}], not {initial}.")
         self.mask = torch.ones(n, dtype=torch.bool) if mask is None else torch.tensor(mask, dtype=torch.bool)
         if self.mask.shape != (n,): raise UserError(f"the mask has {self.mask.numel()} entries, but there are {n} constraints: give one per layer 1..{n}.")

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file, save
 
-from .config import UserError, generator, seed_for, write_json
+from .config import UserError, generator, pick_device, seed_for, write_bytes, write_json
 from .descent import sample_losses
 from .perturb import GaussianNoise, Perturbation
 
@@ -47,7 +47,7 @@ def layer_scores(
     rows = torch.as_tensor(rows, dtype=torch.long)
     if not len(rows) or rows.min() < 0 or rows.max() >= len(tokens): raise UserError(f"layer_scores needs row numbers from 0 to {len(tokens) - 1}, not {rows.tolist()[:5]}...")
     if not len(gammas): raise UserError("layer_scores needs at least one noise level, e.g. gammas = [0.0].")
-    was_training, scores = model.training, None
+    was_training, scores, device = model.training, None, pick_device(device)
     model.eval()
     for part in tokens.attention_mask[rows].sum(1).argsort(descending=True, stable=True).split(batch_size):
         batch = {k: v.to(device) for k, v in cut_padding(tokens.batch(rows[part])).items()}
@@ -90,10 +90,8 @@ def save_scores(
 ) -> None:
     "Write the scores of a study."
     tensors = {f'{method}/{seed}/{name}': np.ascontiguousarray(value) for (method, seed), run in scores.items() for name, value in run.items()}
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    partial = Path(folder)/'.scores.partial'
-    save_file(dict(tensors, gammas=np.asarray(gammas, dtype=np.float32)), partial)
-    partial.replace(Path(folder)/'scores.safetensors')
+    if not scores: raise UserError("there are no runs to save: name at least one method and one seed.")
+    write_bytes(Path(folder)/'scores.safetensors', save(dict(tensors, gammas=np.asarray(gammas, dtype=np.float32))))
     write_json(Path(folder)/'runs.json', runs)
 
 def load_scores(

@@ -161,6 +161,7 @@ class TrainConfig:
         if self.steps < 1 or self.batch_size < 1 or self.accumulation < 1 or self.checkpoint_every < 1: raise UserError(f"steps, batch_size, accumulation and checkpoint_every must be at least 1: {self}.")
         if self.batch_size % self.accumulation: raise UserError(f"batch_size {self.batch_size} cannot be split into {self.accumulation} accumulation steps.")
         if not self.learning_rate > 0 or not self.clip > 0: raise UserError(f"learning_rate and clip must be positive, not {self.learning_rate} and {self.clip}.")
+        if not self.weight_decay >= 0 or not 0 <= self.warmup <= 1: raise UserError(f"weight_decay must not be negative and warmup must be a share in [0, 1], not {self.weight_decay} and {self.warmup}.")
         if self.precision not in ('fp32', 'bf16'): raise UserError(f"precision must be 'fp32' or 'bf16', not {self.precision!r}.")
 
     def rate(self, step: int) -> float:
@@ -198,8 +199,11 @@ def run_lock(
     folder: Path, # the run's directory; made if it is not there
 ):
     "Hold a run's directory; a second process is refused with the first one's number."
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    with open(Path(folder)/'lock', 'a+') as f:
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        f = open(Path(folder)/'lock', 'a+')
+    except OSError as e: raise UserError(f"cannot write in {folder}: {e.strerror}. Check its permissions and run again.") from e
+    with f:
         try: fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             f.seek(0)
@@ -249,14 +253,18 @@ class History:
     "The rows of a run, kept in memory and appended to `log.jsonl`."
     def __init__(self, folder: Path, steps_done: int):
         self.path = Path(folder)/'log.jsonl'
-        lines = self.path.read_text().splitlines() if self.path.exists() else []
-        self.rows = [json.loads(line) for line in lines[:steps_done]]
+        try:
+            lines = self.path.read_text().splitlines() if self.path.exists() else []
+            self.rows = [json.loads(line) for line in lines[:steps_done]]
+        except ValueError as e: raise UserError(f"{self.path} is damaged: delete {self.path.parent} to start the run again.") from e
         if len(self.rows) < steps_done: raise UserError(f"{self.path} has {len(self.rows)} steps but the checkpoint is at step {steps_done}: delete {self.path.parent} to start the run again.")
         write_bytes(self.path, ''.join(line + '\n' for line in lines[:steps_done]).encode())
 
     def append(self, row: dict) -> None:
         self.rows.append(row)
-        with open(self.path, 'a') as f: f.write(json.dumps(row) + '\n')
+        try:
+            with open(self.path, 'a') as f: f.write(json.dumps(row) + '\n')
+        except OSError as e: raise UserError(f"cannot write {self.path}: {e.strerror}. Free some space, then run again: it continues from the last checkpoint.") from e
 
 def describe_step(step: int, losses: Tensor, objective: Objective, **more) -> dict:
     "A log row; call it before the dual step, so that multipliers and weights are those the primal step used."
@@ -280,7 +288,7 @@ def activity(
     return dict(fraction_violated=share((violations > 0) & kept), fraction_active=share(multipliers > 0), fraction_at_max=share(multipliers >= largest), largest_multiplier=round(multipliers.max().item(), 6),
                 violated_by_layer=numbers((violations > 0).float().mean(0)), final_c=numbers(violations[-last:].mean(0)), final_f=numbers(losses[-last:].mean(0)))
 
-# %% ../nbs/10_train.ipynb #fdbbf1fb
+# %% ../nbs/10_train.ipynb #1e219510
 @dataclass
 class Trained:
     "What a run leaves besides the trained model itself."
@@ -318,7 +326,7 @@ def train(
     model.eval()
     return Trained(history.rows, weights_sha256(model), start)
 
-# %% ../nbs/10_train.ipynb #1e219510
+# %% ../nbs/10_train.ipynb #c6ce15cb
 def new_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
     "AdamW over the trained parameters (torch's fused kernel)."
     return torch.optim.AdamW(trained_parameters(model).values(), lr=config.learning_rate, weight_decay=config.weight_decay, fused=True)
@@ -359,7 +367,7 @@ def _shares(tokens, config: TrainConfig, perturbation: Perturbation, step: int):
         for name in ('input_ids', 'attention_mask'): batch[name] = batch[name][:, :length]
         yield batch, perturbation.bind([seed_for('training noise', config.seed, step, i) for i in range(first, first + size)])
 
-# %% ../nbs/10_train.ipynb #c6ce15cb
+# %% ../nbs/10_train.ipynb #af974256
 def _check_finite(losses: Tensor, objective: Objective, step: int) -> None:
     "Stop at a loss that is not a number, with what a person needs to see."
     if not losses.isfinite().all():
@@ -384,7 +392,7 @@ def _progress(rows: list[dict], config: TrainConfig) -> str:
     largest = '' if last[-1]['multipliers'] is None else f"  max multiplier {max(last[-1]['multipliers']):.2f}"
     return f"step {rows[-1]['step'] + 1}/{config.steps}  f " + ' '.join(f'{v:.3f}' for v in f) + largest + f"  {sum(r['seconds'] for r in last) / len(last):.2f} s/step"
 
-# %% ../nbs/10_train.ipynb #c72105fd
+# %% ../nbs/10_train.ipynb #4c7102ee
 def keep_result(run_dir: Path, fingerprint: str, result: dict) -> None:
     "Write a finished run's results (plain tensors and values); only then its checkpoints may go."
     buffer = io.BytesIO(); torch.save(dict(fingerprint=fingerprint, result=result), buffer)
