@@ -26,11 +26,11 @@ paper: .venv/.installed ## every table and figure from data fetch to claims (PRO
 ifeq ($(PROFILE),cpu)
 	@start=$$(date +%s); $(RUN) plan; dvc repro; $(RUN) data; status=0; $(RUN) verify || status=$$?; $(RUN) summary --since $$start; exit $$status
 else
-	@start=$$(date +%s); $(RUN) worktree $(PROFILE); cd runs/$(PROFILE); $(RUN) plan; dvc repro; $(RUN) summary --since $$start; cd $(ROOT); $(RUN) collect $(PROFILE)
+	@start=$$(date +%s); $(RUN) worktree $(PROFILE); cd 'runs/$(PROFILE)'; $(RUN) plan; dvc repro; $(RUN) summary --since $$start; cd '$(ROOT)'; $(RUN) collect $(PROFILE)
 endif
 
 smoke: .venv/.installed ## the whole pipeline on generated data and tiny models, in runs/smoke
-	@start=$$(date +%s); $(RUN) worktree smoke; cd runs/smoke; $(RUN) plan; dvc repro; $(RUN) summary --since $$start
+	@start=$$(date +%s); $(RUN) worktree smoke; cd 'runs/smoke'; $(RUN) plan; dvc repro; $(RUN) summary --since $$start
 
 figures: .venv/.installed ## one figure and what it needs: make figures FIG=fig1
 	@start=$$(date +%s); dvc repro $(FIG); $(RUN) summary --since $$start

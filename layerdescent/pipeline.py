@@ -170,14 +170,20 @@ def stages(
     "Every stage of the pipeline, by the name DVC gives it."
     import yaml
     declared, values = yaml.safe_load((root/'dvc.yaml').read_text())['stages'], read_yaml(params or root/'params.yaml')
+    for name, body in declared.items():
+        if 'foreach' in body and not isinstance(values.get(name), dict): raise UserError(f"{params or 'params.yaml'}: the section `{name}` must be there and hold the stages of that kind by name.")
     return [stage_name(name, key) for name, body in declared.items() for key in (values.get(name, {}) if 'foreach' in body else [None])]
 
 def plan(root: Path) -> str:
     "What `dvc repro` has to do at most: stages, minutes, disk, and where results go."
     values = read_yaml(root/'params.yaml')
+    known = {'profile', 'threads', 'expected_seconds', 'disk_gib', 'verify', *(n.stem for n in (root/'nbs'/'paper').glob('*.ipynb'))}
+    if values.keys() - known: raise UserError(f"params.yaml: there is no notebook for the section {sorted(values.keys() - known)[0]!r}.")
     seconds, names = values.get('expected_seconds', {}), stages(root)
     unknown = [n for n in names if n not in seconds]
     if unknown: raise UserError(f"params.yaml: expected_seconds lacks {', '.join(unknown)}.")
+    if not isinstance(values.get('profile'), str) or not isinstance(values.get('disk_gib'), (int, float)) or not isinstance(seconds, dict) or not all(isinstance(v, (int, float)) for v in seconds.values()):
+        raise UserError("params.yaml: profile must be a name, disk_gib a number and expected_seconds numbers by stage.")
     lines = [f"  {n:<36}{seconds[n] / 60:6.1f} min" for n in names]
     return '\n'.join([f"Profile {values['profile']}: {len(names)} stages, about {math.ceil(sum(seconds[n] for n in names) / 60)} minutes on two cores, {values['disk_gib']:g} GiB of disk (downloads/, data/, build/, runs/ and DVC's cache).",
                       *lines, "A stage whose inputs did not change is skipped. Results go to results/, executed notebooks to runs/notebooks/."])
@@ -201,6 +207,11 @@ def summary(
 # %% ../nbs/15_pipeline.ipynb #903628af
 def numbers(path: str, text: str) -> dict: # {(where, metric): number, or the text of a verdict}
     "The comparable contents of a results file: tidy CSV rows by their keys, JSON by its path."
+    try: return _numbers(path, text)
+    except ValueError as e: raise UserError(f"{path} is damaged ({e}): remove it and run its stage again, or take it from the last commit (git checkout {path}).") from e
+
+def _numbers(path: str, text: str) -> dict:
+    "`numbers`, before an error is made readable."
     import csv
     if path.endswith('.csv'):
         rows = list(csv.DictReader(io.StringIO(text)))
@@ -245,7 +256,8 @@ def verify(
 ) -> dict:                     # {"agree", "compared", "outside", "missing", "new"}
     "Compare results with those of the last commit; also writes runs/verify.json."
     tolerances = read_yaml(root/'params.yaml').get('verify', {})
-    if 'default' not in tolerances: raise UserError("params.yaml: the section `verify` needs a `default` tolerance.")
+    if not isinstance(tolerances, dict) or 'default' not in tolerances or not all(isinstance(t, (int, float)) for t in tolerances.values()): raise UserError("params.yaml: the section `verify` needs a `default` tolerance, and numbers only.")
+    if not (root/folder).is_dir(): raise UserError(f"no folder {folder} in {root.name}: give `results` or `results/<profile>`.")
     apart = {'run', 'bench.json', *(p.stem for p in (root/'profiles').glob('*.yaml'))}  # a machine's own times, other profiles' results
     def ours(path): return path.removeprefix(f'{folder}/').split('/')[0] not in apart
     def has_numbers(path): return path.endswith(('claims.json', 'metrics.json')) or '/metrics/' in path
@@ -292,6 +304,7 @@ def copy_sources(
 def profile_worktree(root: Path, profile: str) -> Path:
     "Make or refresh `runs/<profile>`, the worktree that a profile runs in."
     there = sorted(p.stem for p in (root/'profiles').glob('*.yaml'))
+    if profile in ('train', 'tune', 'notebooks', 'partial', 'preview'): raise UserError(f"a profile cannot be called {profile!r}: runs/{profile} is in use. Rename profiles/{profile}.yaml.")
     if profile not in there: raise UserError(f"no profile {profile!r}: there are cpu (params.yaml), {', '.join(there) or 'and no others'}.")
     tree, head = root/'runs'/profile, git(root, 'rev-parse', 'HEAD').stdout.strip()
     if not (tree/'.git').exists():
@@ -308,6 +321,7 @@ def profile_worktree(root: Path, profile: str) -> Path:
 def collect(root: Path, profile: str) -> Path:
     "Copy a profile's results and its lock from its worktree to `results/<profile>`."
     tree, to = root/'runs'/profile, root/'results'/profile
+    if not (tree/'results').is_dir() or not (tree/'dvc.lock').is_file(): raise UserError(f"profile {profile!r} has no results in runs/{profile}: run `make paper PROFILE={profile}` first.")
     shutil.rmtree(to, ignore_errors=True)
     shutil.copytree(tree/'results', to, ignore=shutil.ignore_patterns('tuning'))
     shutil.copy2(tree/'dvc.lock', to/'dvc.lock')
@@ -358,7 +372,10 @@ def main(words: list | None = None) -> int: # exit status
     try:
         root = project_root()
         if args.command == 'run':
-            for key in read_yaml(root/'params.yaml').get(args.notebook, {}) if args.all else [args.key]: run_stage(args.notebook, key, root)
+            stage_notebook(root, args.notebook)
+            section = read_yaml(root/'params.yaml').get(args.notebook)
+            if args.all and not (isinstance(section, dict) and section): raise UserError(f"params.yaml has no entries under `{args.notebook}` to run.")
+            for key in section if args.all else [args.key]: run_stage(args.notebook, key, root)
         elif args.command == 'plan': print(plan(root))
         elif args.command == 'data': check_data(root)
         elif args.command == 'summary': print(summary(root, args.since))
@@ -368,7 +385,7 @@ def main(words: list | None = None) -> int: # exit status
         else:
             report = verify(root, args.folder)
             for line in [*report['outside'], *(f'{p} is committed and was not made.' for p in report['missing'])]: print(line, file=sys.stderr)
-            print(f"verify: {len(report['compared'])} files of numbers compared with the last commit, {len(report['outside'])} differences outside tolerance, {len(report['missing'])} files missing, {len(report['new'])} new.")
+            print(f"verify: {len(report['compared'])} files of numbers compared with the last commit, {len(report['outside'])} differences outside tolerance, {len(report['missing'])} files missing, {len(report['new'])} new.{'' if report['compared'] else ' The last commit has no results to compare with: these are the first.'}")
             return 0 if report['agree'] else 1
     except UserError as e:
         print(f'error: {e}', file=sys.stderr)

@@ -111,3 +111,22 @@ def test_make_with_an_old_python_names_the_version_it_found(makefile):
 def test_make_lists_its_targets(makefile):
     said = make(makefile).stdout
     for target in ('paper', 'test', 'smoke', 'figures', 'lab', 'docs', 'bench', 'tune', 'clean'): assert f'make {target} ' in said
+
+
+def test_all_of_an_unknown_notebook_is_an_error_too(checkout):
+    done = cli(checkout, 'run', 'nonsense', '--all')
+    assert done.returncode == 1 and 'nonsense' in done.stderr and len(done.stderr.strip().splitlines()) == 1
+
+
+def test_a_mistyped_section_is_named(checkout):
+    params = checkout/'params.yaml'
+    before = params.read_text()
+    params.write_text(before + 'trainn: {a: {}}\n')
+    done = cli(checkout, 'plan')
+    params.write_text(before)
+    assert done.returncode == 1 and "'trainn'" in done.stderr
+
+
+def test_verify_of_a_folder_that_is_not_there_is_an_error(checkout):
+    done = cli(checkout, 'verify', '--folder', 'nonsense')
+    assert done.returncode == 1 and 'no folder nonsense' in done.stderr
