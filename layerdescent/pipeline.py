@@ -301,6 +301,7 @@ def copy_sources(
     for name in git(to, 'ls-files', '-co', '--exclude-standard', '-z').stdout.split('\0'):
         if name and kept(name) and name not in names: (to/name).unlink(missing_ok=True)
 
+# %% ../nbs/15_pipeline.ipynb #dec21f13
 def profile_worktree(root: Path, profile: str) -> Path:
     "Make or refresh `runs/<profile>`, the worktree that a profile runs in."
     there = sorted(p.stem for p in (root/'profiles').glob('*.yaml'))
@@ -327,7 +328,7 @@ def collect(root: Path, profile: str) -> Path:
     shutil.copy2(tree/'dvc.lock', to/'dvc.lock')
     return to
 
-# %% ../nbs/15_pipeline.ipynb #66aeef01
+# %% ../nbs/15_pipeline.ipynb #570c13f9
 def readme(root: Path) -> str:
     "Run nbs/index.ipynb and render it as the text of README.md."
     import nbformat
@@ -349,7 +350,7 @@ def _shown(cell):
     cell.source = '\n'.join(line for line in cell.source.splitlines() if not line.startswith('#|'))
     return cell
 
-# %% ../nbs/15_pipeline.ipynb #8a892a9a
+# %% ../nbs/15_pipeline.ipynb #d74e43fe
 def _parser() -> argparse.ArgumentParser:
     "The commands and their arguments."
     parser = argparse.ArgumentParser(prog='python -m layerdescent.pipeline', description='Run and check the stages of the paper.')
@@ -366,6 +367,7 @@ def _parser() -> argparse.ArgumentParser:
     add('readme', help='write README.md from nbs/index.ipynb')
     return parser
 
+# %% ../nbs/15_pipeline.ipynb #b05ec55b
 def main(words: list | None = None) -> int: # exit status
     "Run one command."
     args = _parser().parse_args(words)
@@ -398,5 +400,5 @@ def main(words: list | None = None) -> int: # exit status
         return 130
     return 0
 
-# %% ../nbs/15_pipeline.ipynb #b05ec55b
+# %% ../nbs/15_pipeline.ipynb #010d6461
 if __name__ == '__main__' and '__file__' in globals(): sys.exit(main())  # as a program, not as this notebook
