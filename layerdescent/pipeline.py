@@ -95,12 +95,10 @@ def _kernel_class(environment: dict):
     from jupyter_client.kernelspec import KernelSpec
 
     class OwnKernel(AsyncKernelManager):
-        "Starts `sys.executable`, not the `python3` that Jupyter's search path would give; its own standard output is closed, since the runner relays what cells print."
+        "Starts `sys.executable`, not the `python3` that Jupyter's search path would give; what its worker processes print goes straight to this process's output, once."
         @property
         def kernel_spec(self):
-            return KernelSpec(argv=[sys.executable, '-m', 'ipykernel_launcher', '-f', '{connection_file}', '--log-level=50'], language='python', env=environment)
-
-        async def start_kernel(self, **kwargs): return await super().start_kernel(**kwargs, stdout=subprocess.DEVNULL)
+            return KernelSpec(argv=[sys.executable, '-m', 'ipykernel_launcher', '-f', '{connection_file}', '--log-level=50', '--IPKernelApp.capture_fd_output=False'], language='python', env=environment)
     return OwnKernel
 
 def kernel_environment(root: Path, name: str) -> dict:
