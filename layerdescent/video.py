@@ -296,16 +296,19 @@ def split_parts(
         if not any(p.last - p.first >= frames for p in parts): raise UserError(f"the {name} split has no {frames} consecutive frames ({sum(train) + sum(test)} frames in all, gap {gap}): give a longer video, a smaller gap or gentler fractions than {list(fractions)}.")
     return splits
 
-# %% ../nbs/08_video.ipynb #ce21b867
+# %% ../nbs/08_video.ipynb #80e18602
 def separation(
     splits: dict[str, list[Part]],  # as from `split_parts`
 ) -> dict[str, dict]:               # "train-validation" etc. -> {"shared": frames in both, "distance": fewest frames between them in one clip, None if they share no clip}
     "Count the frames two splits share, and those between them, frame by frame."
     sets = {name: {(p.clip, i) for p in parts for i in range(p.first, p.last)} for name, parts in splits.items()}
     def between(a, b):
-        near = [np.array(sorted(i for clip, i in s if clip in {c for c, _ in a} & {c for c, _ in b})) for s in (a, b)]
-        clips = {c for c, _ in a} & {c for c, _ in b}
-        return min((int(np.abs(np.subtract.outer([i for c, i in a if c == clip], [i for c, i in b if c == clip])).min()) - 1 for clip in clips), default=None)
+        nearest = []
+        for clip in {c for c, _ in a} & {c for c, _ in b}:
+            here, there = (np.array(sorted(i for c, i in frames if c == clip)) for frames in (a, b))
+            after = np.searchsorted(there, here)
+            nearest.append(min(np.abs(there[np.clip(after - k, 0, len(there) - 1)] - here).min() for k in (0, 1)))
+        return int(min(nearest)) - 1 if nearest else None
     names = list(splits)
     return {f'{a}-{b}': dict(shared=len(sets[a] & sets[b]), distance=between(sets[a], sets[b])) for i, a in enumerate(names) for b in names[i + 1:]}
 
