@@ -400,14 +400,18 @@ def synthetic_scenes(
         pictures[t] = np.rint(np.clip(picture * light + sensor * draw.standard_normal(picture.shape), 0, 255))
     return pictures, masks
 
-# %% ../nbs/08_video.ipynb #95331d27
+# %% ../nbs/08_video.ipynb #be48e20e
 def read_one(file: str) -> Callable[[Path], tuple[list[Clip], list[Clip]]]:
     "A reader of one video file."
     return lambda folder: ([video_clip(Path(folder)/file)], [])
 
+@functools.lru_cache(maxsize=8)
+def _scene(seed: int) -> np.ndarray: return synthetic_scenes(seed, frames=100)[0]
+
 def read_scenes(folder: Path | str = '') -> tuple[list[Clip], list[Clip]]:
     "Generated scenes, synthetic: five to train on, of which the last is for validation by default, and two to test on."
-    clips = [array_clip(synthetic_scenes(seed)[0], f'scene-{seed}') for seed in range(7)]
+    def scene(seed): return Clip(f'scene-{seed}', lambda: 100, lambda wanted: iter(_scene(seed)[range(100) if wanted is None else wanted]))
+    clips = [scene(seed) for seed in range(7)]
     return clips[:5], clips[5:]
 
 def _inside(folder: Path | str, *inner: str) -> Path:
