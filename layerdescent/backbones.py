@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['BACKBONES', 'seeded', 'bert_state_as_roberta', 'bert_as_roberta', 'rehousing_difference', 'tiny_roberta', 'Backbone',
-           'pretrained', 'make_backbone', 'freeze', 'trained_parameters']
+           'pretrained', 'make_backbone', 'freeze', 'trained_parameters', 'ViTDenoiser']
 
-# %% ../nbs/05_backbones.ipynb #a0f055e0
+# %% ../nbs/05_backbones.ipynb #5b2dbb1e
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +19,7 @@ from torch import nn
 from transformers import AutoModelForSequenceClassification, RobertaConfig, RobertaForSequenceClassification
 
 from .config import UserError, seed_for
+from .readout import PatchDenoiser
 
 # %% ../nbs/05_backbones.ipynb #65996a24
 def seeded(
@@ -135,3 +136,33 @@ def freeze(
 def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     "The parameters that training changes, by name."
     return {n: p for n, p in model.named_parameters() if p.requires_grad}
+
+# %% ../nbs/05_backbones.ipynb #bb57f23c
+class ViTDenoiser(PatchDenoiser):
+    "A vision transformer over the frames of one patch position."
+    def __init__(self,
+        patch: int = 8,          # a token has n = patch^2 pixels
+        frames: int = 8,         # longest clip T
+        layers: int = 6,         # L
+        width: int = 48,         # of the stream
+        heads: int = 4,          # attention heads
+        expansion: float = 2.,   # width of the feed-forward layers / width
+        normalised: bool = False,# read the normalised stream, as in image classification
+        layer_noise: float = 0., # see `PatchDenoiser`
+    ):
+        super().__init__()
+        if layers < 1 or heads < 1 or width % heads: raise UserError(f"ViTDenoiser needs layers >= 1 and heads that divide the width, not layers = {layers}, heads = {heads}, width = {width}.")
+        self.depth, self.layer_noise = layers, layer_noise
+        self.encode, self.decode = nn.Linear(patch**2, width), nn.Linear(width, patch**2)
+        self.positions = nn.Parameter(0.02 * torch.randn(frames, width))
+        self.layers = nn.ModuleList(nn.TransformerEncoderLayer(width, heads, round(expansion * width), 0., 'gelu', batch_first=True, norm_first=True) for _ in range(layers))
+        self.norm = nn.LayerNorm(width) if normalised else nn.Identity()
+        nn.init.orthogonal_(self.encode.weight); nn.init.zeros_(self.encode.bias); nn.init.zeros_(self.decode.bias)
+        self.decode.weight.data = self.encode.weight.data.T.clone()
+
+    def start(self, x):
+        if x.shape[1] > len(self.positions): raise UserError(f"clips of {x.shape[1]} frames are too long for a ViTDenoiser with {len(self.positions)} positions.")
+        return self.encode(x) + self.positions[:x.shape[1]]
+
+    def layer(self, state, x, l): return self.disturb(self.layers[l - 1](state), l)
+    def read(self, state): return self.decode(self.norm(state))

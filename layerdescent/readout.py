@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['FINAL_NORMS', 'READOUTS', 'find_layers', 'find_final_norm', 'collected', 'masked_mean', 'seen_by_head',
-           'LayerReadout']
+           'LayerReadout', 'PatchDenoiser']
 
 # %% ../nbs/03_readout.ipynb #67ee3924
 import contextlib
@@ -129,3 +129,39 @@ def _head(self: LayerReadout, states: Tensor, input_ids: Tensor, attention_mask:
     return logits
 
 LayerReadout._head = _head
+
+# %% ../nbs/03_readout.ipynb #253cb1eb
+class PatchDenoiser(nn.Module):
+    """A denoiser whose layers share one readout. A subclass sets `depth` and `layer_noise` and gives `start(x)` -> X_0, `layer(state, x, l)` -> X_l for
+    l = 1..L and `read(state)` -> pixels (B, T, n); frames are rows. It may give `energy(state, x)` -> (B,), what a layer is built to lower. A state may
+    carry its own prediction, so that reading it costs nothing. A layer passes its output through `disturb`."""
+    depth: int                       # L
+    layer_noise: float = 0.          # standard deviation of the noise on layer outputs l < L while training, divided by l + 1; 0 = none
+    energy: Callable | None = None
+
+    def observe(self, pixels: Tensor) -> Tensor:
+        "What the model sees of the (noisy) pixels."
+        return pixels
+
+    def start(self, x: Tensor): raise NotImplementedError
+    def layer(self, state, x: Tensor, l: int): raise NotImplementedError
+    def read(self, state) -> Tensor: raise NotImplementedError
+
+    def disturb(self, output: Tensor, l: int) -> Tensor:
+        "Layer noise (METHOD, section 1): variance falling like 1/(l+1)^2, only while training and below the last layer."
+        if not (self.training and self.layer_noise) or l >= self.depth: return output
+        return output + self.layer_noise / (l + 1) * torch.randn_like(output)
+
+    def forward(self,
+        pixels: Tensor,                  # clips of one patch position, (B, T, n), in [0, 1]
+        perturb: Callable | None = None, # function of pixels (B, T, n) and mask (B, T), see 06_perturb
+        energies: list | None = None,    # gets the native energy of every layer, L+1 tensors (B,)
+    ) -> Tensor:                         # predictions of every layer, shape (L+1, B, T, n)
+        "Denoise: one forward pass, every layer read."
+        x = self.observe(pixels if perturb is None else perturb(pixels, torch.ones_like(pixels[..., 0])))
+        state, seen = None, []
+        for l in range(self.depth + 1):
+            state = self.layer(state, x, l) if l else self.start(x)
+            seen.append(self.read(state))
+            if energies is not None: energies.append(self.energy(state, x).detach())
+        return torch.stack(seen)

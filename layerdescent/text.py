@@ -194,7 +194,7 @@ def drop_near(
     kept['test'] = kept['test'][overlap(kept['test'].text, sequences_of(kept['validation'].text)) < share]
     return {name: part.reset_index(drop=True) for name, part in kept.items()}
 
-# %% ../nbs/09_text.ipynb #1ba19f0b
+# %% ../nbs/09_text.ipynb #5420ecf0
 @dataclass
 class TokenSet:
     "Tokenised documents of one length: rows are documents, padding has mask 0."
@@ -204,9 +204,16 @@ class TokenSet:
 
     def __len__(self) -> int: return len(self.labels)
 
-    def batch(self, index: Tensor) -> dict[str, Tensor]: # input_ids, attention_mask (B, T) and labels (B,), all int64
-        "The rows `index`, as a model takes them."
-        return dict(input_ids=self.input_ids[index].long(), attention_mask=self.attention_mask[index].long(), labels=self.labels[index])
+    def batch(self, index: Tensor, multiple: int = 0) -> dict[str, Tensor]: # input_ids, attention_mask (B, T) and labels (B,), all int64
+        "The rows `index`, as a model takes them; T is cut behind the last token of the batch to a multiple of `multiple` (0: not cut)."
+        mask = self.attention_mask[index].long()
+        if multiple and not mask.any(): raise UserError("every token of this batch is padding: check the attention mask.")
+        width = -(-(int(mask.any(0).nonzero().max()) + 1) // multiple) * multiple if multiple else mask.shape[1]
+        return dict(input_ids=self.input_ids[index, :width].long(), attention_mask=mask[:, :width], labels=self.labels[index])
+
+    def lengths(self, index: Tensor) -> Tensor: # tokens of the rows `index`, shape (B,)
+        "How long the rows are: batches of similar length waste little."
+        return self.attention_mask[index].sum(1)
 
     def subset(self, index: Tensor) -> 'TokenSet':
         "The rows `index` as a set of their own."

@@ -5,14 +5,15 @@
 # %% auto #0
 __all__ = ['METHOD', 'Objective', 'ERM', 'DeepSupervision', 'DescentConstrained', 'FrozenMultipliers', 'make_objective',
            'TrainConfig', 'batch_rows', 'ranks', 'joint', 'run_lock', 'save_checkpoint', 'load_checkpoint',
-           'discard_checkpoints', 'weights_sha256', 'fingerprint_of', 'History', 'describe_step', 'activity', 'Trained',
-           'train', 'new_optimizer', 'one_step', 'keep_result', 'kept_result']
+           'discard_checkpoints', 'weights_sha256', 'fingerprint_of', 'History', 'describe_step', 'activity',
+           'Examples', 'Trained', 'train', 'new_optimizer', 'one_step', 'keep_result', 'kept_result']
 
-# %% ../nbs/10_train.ipynb #e235b226
+# %% ../nbs/10_train.ipynb #a6650eb6
 import contextlib, fcntl, hashlib, io, json, os, time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -20,19 +21,20 @@ from torch import Tensor, nn
 
 from .backbones import trained_parameters
 from .config import UserError, checked, code_sha256, generator, pick_device, seed_for, write_bytes
-from .descent import Difference, Ratio, lagrangian, layer_losses
+from .descent import Difference, Ratio, lagrangian, layer_losses, sample_losses
 from .duals import GradientAscent, Multipliers, Resilience
 from .perturb import GaussianNoise, Perturbation
 
-# %% ../nbs/10_train.ipynb #62c6ddcd
+# %% ../nbs/10_train.ipynb #d155ed29
 class Objective:
     """What the loop minimises. To write one, subclass and give `loss` (f_0..f_L, shape (L+1,) -> scalar, differentiable) and `weights` (the constant
     w, shape (L+1,), whose sum w_l f_l has the same gradient). `update` is called once per optimiser step, after it, with the losses of that step's
-    whole batch averaged over all ranks. State that changes goes into `state_dict` (plain tensors). With gradient accumulation `loss` is applied to each
-    piece of the batch, which is the whole batch's gradient only if it is linear in the losses."""
+    whole batch averaged over all ranks. State that changes goes into `state_dict` (plain tensors), and every value that changes the gradient into
+    `settings`: a checkpoint is taken up only by a run with the same ones. With gradient accumulation `loss` is applied to each piece of the batch, which
+    is the whole batch's gradient only if it is linear in the losses. `constraint` is what the log measures violations with."""
     name = 'objective'
 
-    def __init__(self, constraint: Difference | Ratio): self.constraint = constraint
+    def __init__(self, constraint: Difference | Ratio | None = None): self.constraint = Difference(0.) if constraint is None else constraint
     def loss(self, losses: Tensor) -> Tensor: raise NotImplementedError
     def weights(self, losses: Tensor) -> Tensor: raise NotImplementedError
     def update(self, losses: Tensor) -> None: pass
@@ -103,7 +105,7 @@ class FrozenMultipliers(DescentConstrained):
     def state_dict(self): return {}
     def load_state_dict(self, state): pass
 
-# %% ../nbs/10_train.ipynb #6925d056
+# %% ../nbs/10_train.ipynb #3526475a
 METHOD = dict(
     kind='erm',          # erm, uniform, linear, constrained, frozen
     learning_rate=1e-4,  # AdamW's peak rate: every method has its own, tuned with equal trials
@@ -117,6 +119,7 @@ METHOD = dict(
     scale_free=False,    # divide the Lagrangian by 1 + the sum of the multipliers
     resilience=0.0,      # cost a of the slack (as weight decay 1/a); 0 = off
     skip_first=False,    # drop the constraint of layer 1
+    stop=1.0,            # early stopping: share of the steps after which training ends
     dual_every=1,        # optimiser steps per dual step
     multipliers=[0.0],   # of the kind frozen
 )
@@ -140,7 +143,7 @@ def make_objective(
                         resilience=Resilience(v['resilience']) if v['resilience'] else None)
     return DescentConstrained(constraint, duals, v['scale_free'])
 
-# %% ../nbs/10_train.ipynb #f83b63da
+# %% ../nbs/10_train.ipynb #9ab96f44
 @dataclass(frozen=True)
 class TrainConfig:
     "Everything about a run that is not the model, the data or the objective."
@@ -149,6 +152,7 @@ class TrainConfig:
     learning_rate: float = 1e-4   # AdamW's peak rate
     weight_decay: float = 0.01    # AdamW's decoupled weight decay
     warmup: float = 0.1           # share of the steps in which the rate rises linearly; then it falls linearly to 0
+    stop: float = 1.0             # share of the steps after which training ends; the schedule stays that of all steps
     clip: float = 1.0             # largest norm of the gradient
     accumulation: int = 1         # forward passes per optimiser step
     seed: int = 0                 # of the batch order, the noise and dropout
@@ -162,7 +166,13 @@ class TrainConfig:
         if self.batch_size % self.accumulation: raise UserError(f"batch_size {self.batch_size} cannot be split into {self.accumulation} accumulation steps.")
         if not self.learning_rate > 0 or not self.clip > 0: raise UserError(f"learning_rate and clip must be positive, not {self.learning_rate} and {self.clip}.")
         if not self.weight_decay >= 0 or not 0 <= self.warmup <= 1: raise UserError(f"weight_decay must not be negative and warmup must be a share in [0, 1], not {self.weight_decay} and {self.warmup}.")
+        if not 0 < self.stop <= 1: raise UserError(f"stop must be a share of the steps in (0, 1], not {self.stop}.")
         if self.precision not in ('fp32', 'bf16'): raise UserError(f"precision must be 'fp32' or 'bf16', not {self.precision!r}.")
+
+    @property
+    def last(self) -> int:
+        "How many of the steps are taken."
+        return max(1, round(self.stop * self.steps))
 
     def rate(self, step: int) -> float:
         "The learning rate of a step: linear warm-up, then linear decay."
@@ -235,17 +245,25 @@ def discard_checkpoints(folder: Path) -> None:
     "Delete a run's checkpoints, once its results are safe."
     for path in Path(folder).glob('checkpoint*.pt'): path.unlink()
 
-# %% ../nbs/10_train.ipynb #59fd7312
+# %% ../nbs/10_train.ipynb #9166e722
 def weights_sha256(model: nn.Module) -> str:
     "SHA-256 over names and bytes of the trained parameters."
+    return _tensors_sha256(trained_parameters(model))
+
+def _tensors_sha256(tensors: dict) -> str:
+    "SHA-256 over names and bytes."
     digest = hashlib.sha256()
-    for name, p in sorted(trained_parameters(model).items()): digest.update(name.encode()); digest.update(p.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    for name, t in sorted(tensors.items()): digest.update(name.encode()); digest.update(t.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
-def fingerprint_of(model, tokens, objective: Objective, config: TrainConfig, perturbation: Perturbation) -> str:
-    "What makes two runs the same run: settings, data, initial weights, code."
+def fingerprint_of(model, examples, objective: Objective, config: TrainConfig, perturbation: Perturbation, criterion: Callable = sample_losses) -> str:
+    "What makes two runs the same run: settings, data, initial weights (frozen ones too), code."
     settings = {k: v for k, v in asdict(config).items() if k not in ('checkpoint_every', 'report_every')}
-    parts = [settings, objective.settings(), repr(perturbation), tokens.fingerprint(), weights_sha256(model), ranks()[1], torch.__version__, code_sha256('backbones', 'descent', 'duals', 'perturb', 'readout', 'train')]
+    said = [objective.settings(), repr(perturbation)]
+    if ' at 0x' in repr(said): raise UserError(f"{said} names an object by its address, so a checkpoint could not tell runs apart: give your perturbation a `repr` (a dataclass has one), and your objective `settings`, that show the values.")
+    code, own = ['backbones', 'descent', 'duals', 'perturb', 'readout', 'train'], type(model).__module__
+    if own.startswith('layerdescent.') and own.removeprefix('layerdescent.') not in code: code.append(own.removeprefix('layerdescent.'))
+    parts = [settings, *said, getattr(criterion, '__name__', repr(criterion)), examples.fingerprint(), _tensors_sha256(model.state_dict()), ranks()[1], torch.__version__, code_sha256(*code)]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 # %% ../nbs/10_train.ipynb #b9256d76
@@ -288,22 +306,33 @@ def activity(
     return dict(fraction_violated=share((violations > 0) & kept), fraction_active=share(multipliers > 0), fraction_at_max=share(multipliers >= largest), largest_multiplier=round(multipliers.max().item(), 6),
                 violated_by_layer=numbers((violations > 0).float().mean(0)), final_c=numbers(violations[-last:].mean(0)), final_f=numbers(losses[-last:].mean(0)))
 
-# %% ../nbs/10_train.ipynb #1e219510
+# %% ../nbs/10_train.ipynb #3632a7c8
+class Examples(Protocol):
+    """A set of examples, such as the `TokenSet` of 09_text or the `ClipSet` of 08_video. `batch(rows, multiple)` gives a dictionary of tensors with the
+    examples first: under `labels` what is to be predicted, the others are the model's arguments by name. It may cut common padding to a multiple of
+    `multiple`; nothing else may depend on the company an example is in. `fingerprint` changes with any value of the set."""
+    def __len__(self) -> int: ...
+    def batch(self, index: Tensor, multiple: int = 0) -> dict[str, Tensor]: ...
+    def lengths(self, index: Tensor) -> Tensor: ...
+    def fingerprint(self) -> str: ...
+
+# %% ../nbs/10_train.ipynb #cc6ca634
 @dataclass
 class Trained:
     "What a run leaves besides the trained model itself."
-    rows: list[dict]      # one per optimiser step, see `describe_step`
-    weights_sha256: str   # of the trained parameters
-    resumed_from: int     # the step a checkpoint was taken up at; 0 = from the start
+    rows: list[dict] = field(repr=False) # one per optimiser step, see `describe_step`
+    weights_sha256: str                  # of the trained parameters
+    resumed_from: int                    # the step a checkpoint was taken up at; 0 = from the start
 
 def train(
-    model: nn.Module,            # forward(input_ids, attention_mask, perturb) -> logits (L+1, B, C); trained in place
-    tokens,                      # training set, see `TokenSet`
+    model: nn.Module,            # forward(**inputs, perturb=...) -> predictions of every layer, shape (L+1, B, ...); trained in place
+    examples: Examples,          # training set
     objective: Objective,        # what to minimise
     config: TrainConfig,
     run_dir: Path,               # checkpoint and log; locked meanwhile
-    perturbation: Perturbation = GaussianNoise(0.), # applied to the embeddings, fresh noise every step
+    perturbation: Perturbation = GaussianNoise(0.), # applied to the embeddings or pixels, fresh noise every step
     say: Callable = print,       # where progress lines go
+    criterion: Callable = sample_losses, # predictions (L+1, B, ...), labels (B, ...) -> losses (L+1, B), see 01_descent
 ) -> Trained:
     "Train, or go on from the run's checkpoint. The last checkpoint stays until `discard_checkpoints(run_dir)`."
     rank, world = ranks()
@@ -313,20 +342,20 @@ def train(
     with run_lock(Path(run_dir)/f'rank{rank}' if rank else Path(run_dir)), torch.random.fork_rng(devices=[]):
         model.to(pick_device(config.device)).train()
         optimizer = new_optimizer(model, config)
-        fingerprint = fingerprint_of(model, tokens, objective, config, perturbation)
+        fingerprint = fingerprint_of(model, examples, objective, config, perturbation, criterion)
         start = _resume(model, optimizer, objective, fingerprint, Path(run_dir), say)
         history = History(Path(run_dir)/f'rank{rank}' if rank else Path(run_dir), start)
         wrapped = nn.parallel.DistributedDataParallel(model) if world > 1 else model
-        for step in range(start, config.steps):
-            one_step(wrapped, optimizer, tokens, objective, config, perturbation, history, step)
-            if (step + 1) % config.report_every == 0 or step + 1 == config.steps: say(_progress(history.rows, config))
-            if rank == 0 and ((step + 1) % config.checkpoint_every == 0 or step + 1 == config.steps):
+        for step in range(start, config.last):
+            one_step(wrapped, optimizer, examples, objective, config, perturbation, history, step, criterion)
+            if (step + 1) % config.report_every == 0 or step + 1 == config.last: say(_progress(history.rows, config))
+            if rank == 0 and ((step + 1) % config.checkpoint_every == 0 or step + 1 == config.last):
                 save_checkpoint(run_dir, dict(fingerprint=fingerprint, step=step + 1, optimizer=optimizer.state_dict(), objective=objective.state_dict(),
                                               model={n: p.detach().cpu() for n, p in trained_parameters(model).items()}))
     model.eval()
     return Trained(history.rows, weights_sha256(model), start)
 
-# %% ../nbs/10_train.ipynb #c6ce15cb
+# %% ../nbs/10_train.ipynb #e9207bfd
 def new_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
     "AdamW over the trained parameters (torch's fused kernel)."
     return torch.optim.AdamW(trained_parameters(model).values(), lr=config.learning_rate, weight_decay=config.weight_decay, fused=True)
@@ -334,8 +363,9 @@ def new_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimize
 def one_step(
     model: nn.Module,                 # as for `train`, in training mode
     optimizer: torch.optim.Optimizer, # see `new_optimizer`
-    tokens, objective: Objective, config: TrainConfig, perturbation: Perturbation, history: History,
+    examples: Examples, objective: Objective, config: TrainConfig, perturbation: Perturbation, history: History,
     step: int,                        # from 0
+    criterion: Callable = sample_losses, # see `train`
 ) -> None:
     "One primal step and one dual step."
     began, device = time.perf_counter(), next(model.parameters()).device
@@ -343,10 +373,10 @@ def one_step(
     for group in optimizer.param_groups: group['lr'] = config.rate(step)
     optimizer.zero_grad(set_to_none=True)
     mean = 0.
-    for batch, perturb in _shares(tokens, config, perturbation, step):
+    for inputs, labels, perturb in _shares(examples, config, perturbation, step, device):
         with torch.autocast(device.type, torch.bfloat16, enabled=config.precision == 'bf16'):
-            logits = model(batch['input_ids'].to(device), batch['attention_mask'].to(device), perturb)   # trajectory
-        losses = joint(layer_losses(logits, batch['labels'].to(device)))                                 # f_0..f_L
+            predictions = model(**inputs, perturb=perturb)                                               # trajectory
+        losses = joint(layer_losses(predictions, labels, criterion))                                     # f_0..f_L
         _check_finite(losses, objective, step)
         (objective.loss(losses) / config.accumulation).backward()                                        # Lagrangian
         mean = mean + losses.detach() / config.accumulation
@@ -355,19 +385,17 @@ def one_step(
     history.append(describe_step(step, mean, objective, rate=config.rate(step), norm=round(norm.item(), 6), seconds=round(time.perf_counter() - began, 4)))
     objective.update(mean)                                                                               # dual step
 
-def _shares(tokens, config: TrainConfig, perturbation: Perturbation, step: int):
-    "This rank's share of the step's joint batch, in `accumulation` pieces, each with its noise."
-    rows = batch_rows(len(tokens), config.batch_size, step, config.seed)
-    length = int(tokens.attention_mask[rows].any(0).nonzero().max()) + 1     # of the joint batch, so that noise does not depend on the split
+def _shares(examples: Examples, config: TrainConfig, perturbation: Perturbation, step: int, device='cpu'):
+    "This rank's share of the step's joint batch, in `accumulation` pieces: inputs, labels, noise. Padding is cut for the joint batch, so that noise does not depend on the split."
+    joint_batch = examples.batch(batch_rows(len(examples), config.batch_size, step, config.seed), multiple=1)
     rank, world = ranks()
     size = config.batch_size // (world * config.accumulation)
     for piece in range(config.accumulation):
         first = (rank * config.accumulation + piece) * size
-        batch = tokens.batch(rows[first:first + size])
-        for name in ('input_ids', 'attention_mask'): batch[name] = batch[name][:, :length]
-        yield batch, perturbation.bind([seed_for('training noise', config.seed, step, i) for i in range(first, first + size)])
+        inputs = {name: t[first:first + size].to(device) for name, t in joint_batch.items()}
+        yield inputs, inputs.pop('labels'), perturbation.bind([seed_for('training noise', config.seed, step, i) for i in range(first, first + size)])
 
-# %% ../nbs/10_train.ipynb #af974256
+# %% ../nbs/10_train.ipynb #c017f074
 def _check_finite(losses: Tensor, objective: Objective, step: int) -> None:
     "Stop at a loss that is not a number, with what a person needs to see."
     if not losses.isfinite().all():
@@ -390,7 +418,7 @@ def _progress(rows: list[dict], config: TrainConfig) -> str:
     last = rows[-config.report_every:]
     f = torch.tensor([r['f'] for r in last]).mean(0)
     largest = '' if last[-1]['multipliers'] is None else f"  max multiplier {max(last[-1]['multipliers']):.2f}"
-    return f"step {rows[-1]['step'] + 1}/{config.steps}  f " + ' '.join(f'{v:.3f}' for v in f) + largest + f"  {sum(r['seconds'] for r in last) / len(last):.2f} s/step"
+    return f"step {rows[-1]['step'] + 1}/{config.last}  f " + ' '.join(f'{v:#.3g}' for v in f) + largest + f"  {sum(r['seconds'] for r in last) / len(last):.2f} s/step"
 
 # %% ../nbs/10_train.ipynb #4c7102ee
 def keep_result(run_dir: Path, fingerprint: str, result: dict) -> None:
