@@ -6,11 +6,10 @@
 __all__ = ['DENOISERS', 'Architecture', 'make_denoiser', 'parameter_count', 'VideoSetting', 'denoise_clip', 'save_weights',
            'load_denoiser']
 
-# %% ../nbs/16_denoise.ipynb #b2fcbc71
+# %% ../nbs/16_denoise.ipynb #0c74c737
 import inspect, json
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 import torch

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['layer_scores', 'seed_folds', 'save_scores', 'load_scores', 'synthetic_scores']
 
-# %% ../nbs/11_scores.ipynb #3f3f33ad
+# %% ../nbs/11_scores.ipynb #e2a62043
 import itertools, json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
 from .config import UserError, generator, pick_device, seed_for, write_bytes, write_json
-from .descent import sample_losses, squared_errors
+from .descent import sample_losses
 from .perturb import GaussianNoise, Perturbation
 
 # %% ../nbs/11_scores.ipynb #a6dacf3f
