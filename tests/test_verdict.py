@@ -296,3 +296,12 @@ def test_the_committed_verdicts_of_figure_1_are_what_the_rule_gives_today():
     same(layers_descend(table, 0.2, c1[0]['smallest_effect'], c1[-1]['smallest_effect'], c1[-2]['margin']))
     same(degrades_gracefully(table, *noise_levels(table), c2[0]['smallest_effect']))
     same(keeps_accuracy(table, 0.2, c6[0]['margin']))
+
+
+def test_c1_of_video_is_in_units_of_rmse():
+    table = study(saved(0.05), rising=['erm'])
+    def rmse(method, layer): return table[(table.method == method) & (table.metric == 'rmse') & (table.gamma == TRAINED) & (table.layer == layer)].sort_values('seed').value.to_numpy()
+    effects = {c['name']: c['effect'] for c in layers_descend(table, TRAINED, **C1_VIDEO)['components']}
+    assert effects['decrease of constrained at layer 2'] == pytest.approx((rmse('constrained', 1) - rmse('constrained', 2)).mean(), abs=1e-6)
+    assert effects['largest increase of erm'] == pytest.approx((rmse('erm', 2) - rmse('erm', 1)).mean(), abs=1e-6)
+    assert effects['layer 0, erm - constrained'] == pytest.approx((rmse('erm', 0) - rmse('constrained', 0)).mean() + 0.002, abs=1e-6)
