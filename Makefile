@@ -32,8 +32,12 @@ endif
 smoke: .venv/.installed ## the whole pipeline on generated data and tiny models, in runs/smoke
 	@start=$$(date +%s); $(RUN) worktree smoke; cd 'runs/smoke'; $(RUN) plan; dvc repro; $(RUN) summary --since $$start
 
-figures: .venv/.installed ## one figure and what it needs: make figures FIG=fig1
+figures: .venv/.installed ## one figure and what it needs: make figures FIG=fig2 (PROFILE=ucsd: of another profile, in runs/ucsd)
+ifeq ($(PROFILE),cpu)
 	@start=$$(date +%s); dvc repro $(FIG); $(RUN) summary --since $$start
+else
+	@start=$$(date +%s); $(RUN) worktree $(PROFILE); cd 'runs/$(PROFILE)'; dvc repro $(FIG); $(RUN) summary --since $$start
+endif
 
 # Threads: two notebooks at a time on two cores, each with one, since spinning OpenMP threads can cost a factor of ten.
 test: export OMP_NUM_THREADS := 1
@@ -55,10 +59,10 @@ docs: .venv/.docs ## the notebooks as a site in _docs, without executing anythin
 	@rm -rf _proc _docs; python -c "from nbdev.serve import proc_nbs; proc_nbs()" > /dev/null; mkdocs build -q; echo "The site is in _docs/index.html."
 
 bench: .venv/.installed ## time and memory against the baselines, into results/bench.json
-	@$(RUN) run bench
+	@$(RUN) run bench; $(RUN) run bench_video
 
 tune: .venv/.installed ## the tuning trials behind the figures' settings, on validation data
-	@$(RUN) run tune --all
+	@$(RUN) run tune --all; $(RUN) run tune_video --all
 
 readme: .venv/.installed ## README.md from nbs/index.ipynb
 	@$(RUN) readme

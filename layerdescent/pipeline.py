@@ -202,7 +202,7 @@ def summary(
     total = [f"{len(ran)} of {len(records)} stages ran, {sum(records[n]['seconds'] for n in ran):.0f} s in them, {time.time() - since:.0f} s in all."] if since else []
     return '\n'.join(['Stages:', *lines, *total, 'Results:', *(f'  {p}' for p in [*made, *(f'results/{n}' for n in ('claims.json', 'metrics.json') if (root/'results'/n).exists())])])
 
-# %% ../nbs/15_pipeline.ipynb #903628af
+# %% ../nbs/15_pipeline.ipynb #25e0a8fb
 def numbers(path: str, text: str) -> dict: # {(where, metric): number, or the text of a verdict}
     "The comparable contents of a results file: tidy CSV rows by their keys, JSON by its path."
     try: return _numbers(path, text)
@@ -219,10 +219,14 @@ def _numbers(path: str, text: str) -> dict:
         return found
     def walk(value, where, leaf):
         if isinstance(value, dict): return {k: v for name, below in value.items() for k, v in walk(below, f'{where}.{name}', name).items()}
-        if isinstance(value, list): return {k: v for i, below in enumerate(value) for k, v in walk(below, f"{where}.{below.get('id', i) if isinstance(below, dict) else i}", leaf).items()}
+        if isinstance(value, list): return {k: v for i, below in enumerate(value) for k, v in walk(below, f"{where}.{_name(below, i)}", leaf).items()}
         if isinstance(value, (int, float)) and not isinstance(value, bool): return {(where.lstrip('.'), leaf): float(value)}
         return {(where.lstrip('.'), leaf): value} if leaf == 'verdict' and '.components' not in where else {}
     return walk(json.loads(text), '', '')
+
+def _name(entry, i: int) -> str:
+    "What an entry of a list is called: a claim by its artifact and id, anything else by its place."
+    return f"{entry['artifact']}:{entry['id']}" if isinstance(entry, dict) and {'artifact', 'id'} <= entry.keys() else entry['id'] if isinstance(entry, dict) and 'id' in entry else str(i)
 
 def outside(
     path: str,         # name of the file, for its kind and for the message
