@@ -30,7 +30,7 @@ def notebook_parameters(
         found[target.id] = value
     return found
 
-# %% ../nbs/15_pipeline.ipynb #b2b161ea
+# %% ../nbs/15_pipeline.ipynb #e6d2f058
 def stage_name(name: str, key: str | None = None) -> str:
     "The name of a stage, as DVC spells it."
     return name if key is None else f"{name}@{key}"
@@ -53,6 +53,8 @@ def stage_parameters(
     given = everything.get(name)
     if not isinstance(given, dict): raise UserError(f"{params.name} has no section {name!r}: add one (it may be {{}}).")
     if key is not None:
+        wrong = [k for k in given if not isinstance(k, str) or not re.fullmatch(r'\w[\w.-]*', k)]
+        if wrong: raise UserError(f"{where}: the entry {wrong[0]!r} names files and folders: use letters, digits, `-`, `_` and `.`, and put a number in quotes.")
         if not isinstance(given.get(key), dict): raise UserError(f"{where}: has no entry {key!r}; it has {', '.join(map(str, given)) or 'none'}.")
         given, where = given[key], f"{where}.{key}"
     filled = {k: v for k, v in dict(key=key, profile=everything.get('profile'), threads=everything.get('threads')).items() if k in defaults and v is not None}
