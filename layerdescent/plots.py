@@ -707,7 +707,7 @@ def regime_map(
     ax.tick_params(length=0, top=False, bottom=False, labeltop=True, labelbottom=False)
     return ax
 
-# %% ../nbs/14_plots.ipynb #90d2d0ca
+# %% ../nbs/14_plots.ipynb #eccfb243
 def regime_figure(
     rates: pd.DataFrame, # `trial_summary` of the trials over learning rates
     cells: pd.DataFrame, # `regime_cells` of the trials over settings
@@ -715,13 +715,19 @@ def regime_figure(
     "The learning rates of every method per architecture, and the map of the settings."
     labels, rows = setting_labels(rates), cells.setting.nunique()
     with paper_style():
-        fig = plt.figure(figsize=(6.75, 3.6 + .45 + .26 * rows), layout='constrained')
-        above, below = fig.subfigures(2, 1, height_ratios=(3.6, .45 + .26 * rows))
+        fig = plt.figure(figsize=(6.75, 4.4 + .45 + .26 * rows), layout='constrained')
+        above, below = fig.subfigures(2, 1, height_ratios=(4.4, .45 + .26 * rows))
         axes = above.subplots(2, len(labels), sharex='col', squeeze=False)
         for column, (setting, label) in zip(axes.T, labels.items()):
             here = rates[(rates[SETTING] == list(setting)).all(axis=1)]
             for ax, error in zip(column, ('inside', 'outside')): rate_panel(ax, here, error)
-            column[0].set(title=label, xlabel='')
+            column[0].set_xlabel('')
+            column[0].set_title(label.replace(', ', '\n'), fontsize=6.5)
+            if len(labels) > 4: # room for two rates and three errors
+                shown = sorted(here.learning_rate.unique())[::max(1, here.learning_rate.nunique() - 1)]
+                column[1].set_xticks(shown, [f'{r:g}' for r in shown], rotation=0, fontsize=6)
+                column[1].set_xlabel('rate', fontsize=7)
+                for ax in column: ax.yaxis.set_major_locator(MaxNLocator(3)); ax.tick_params(axis='y', labelsize=6)
         axes[0, 0].set_ylabel('RMSE, training noise\n(↓ better)')
         axes[1, 0].set_ylabel('RMSE, larger noise\n(↓ better)')
         regime_map(below.subplots(), cells)
