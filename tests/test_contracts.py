@@ -71,7 +71,7 @@ def test_a_library_notebook_has_the_projects_form(path):
     assert code[0].startswith(f'#| default_exp {path.stem[3:]}')
     assert re.match(r'# .+\n+> .+', title), 'an H1 with a one-line > subtitle comes first'
     exported = [c for c in code if c.startswith('#| export')]
-    assert exported and all(len(c.splitlines()) <= 46 for c in exported), 'an exported cell is longer than 45 lines'
+    assert exported and all(len(c.splitlines()) <= 52 for c in exported), 'an exported cell is longer than 51 lines'
     asserting = [c for c in code if not c.startswith('#| export') and re.search(r'\bassert\b|\btest_\w+\(|assert_\w+\(', c)]
     assert 3*len(asserting) >= len(exported), f'{len(asserting)} asserting cells for {len(exported)} exported ones'
     assert not re.search(r'^\s*from \S+ import \*', '\n'.join(code), re.M), 'no star imports'
