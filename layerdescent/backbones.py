@@ -6,8 +6,8 @@
 __all__ = ['BACKBONES', 'seeded', 'bert_state_as_roberta', 'bert_as_roberta', 'rehousing_difference', 'tiny_roberta', 'Backbone',
            'pretrained', 'make_backbone', 'freeze', 'trained_parameters', 'ViTDenoiser']
 
-# %% ../nbs/05_backbones.ipynb #5b2dbb1e
-import json
+# %% ../nbs/05_backbones.ipynb #82a2ca9d
+import json, math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -137,7 +137,7 @@ def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     "The parameters that training changes, by name."
     return {n: p for n, p in model.named_parameters() if p.requires_grad}
 
-# %% ../nbs/05_backbones.ipynb #bb57f23c
+# %% ../nbs/05_backbones.ipynb #7bbf1075
 class ViTDenoiser(PatchDenoiser):
     "A vision transformer over the frames of one patch position."
     def __init__(self,
@@ -151,7 +151,7 @@ class ViTDenoiser(PatchDenoiser):
         layer_noise: float = 0., # see `PatchDenoiser`
     ):
         super().__init__()
-        if layers < 1 or heads < 1 or width % heads: raise UserError(f"ViTDenoiser needs layers >= 1 and heads that divide the width, not layers = {layers}, heads = {heads}, width = {width}.")
+        if min(layers, heads, width) < 1 or width % heads or not 0 < expansion < math.inf: raise UserError(f"ViTDenoiser needs layers >= 1, heads that divide the width and expansion > 0, not layers = {layers}, heads = {heads}, width = {width}, expansion = {expansion}.")
         self.depth, self.layer_noise = layers, layer_noise
         self.encode, self.decode = nn.Linear(patch**2, width), nn.Linear(width, patch**2)
         self.positions = nn.Parameter(0.02 * torch.randn(frames, width))

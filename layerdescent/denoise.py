@@ -6,8 +6,8 @@
 __all__ = ['DENOISERS', 'Architecture', 'make_denoiser', 'parameter_count', 'VideoSetting', 'denoise_clip', 'save_weights',
            'load_denoiser']
 
-# %% ../nbs/16_denoise.ipynb #0c74c737
-import inspect, json
+# %% ../nbs/16_denoise.ipynb #1cf6997d
+import inspect, json, math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +24,7 @@ from .readout import PatchDenoiser
 from .study import Setting
 from .unrolled import DUST, LISTA, UT, SistaRNN
 
-# %% ../nbs/16_denoise.ipynb #da73eb38
+# %% ../nbs/16_denoise.ipynb #ab69306a
 @dataclass(frozen=True)
 class Architecture:
     "A denoiser's class, and the arguments that its name fixes."
@@ -57,6 +57,7 @@ def make_denoiser(
     if patch < 1 or frames < 1: raise UserError(f"a denoiser needs patches of at least one pixel and clips of at least one frame, not patch = {patch}, frames = {frames}.")
     this = DENOISERS[name]
     given = checked(this.options(), options or {}, f'denoiser {name}') | this.fixed | dict(patch=patch, frames=frames)
+    if bad := [k for k, v in given.items() if isinstance(v, int | float) and not 0 <= v < math.inf]: raise UserError(f"denoiser {name}: {bad[0]} must be finite and not negative, not {given[bad[0]]}.")
     takes = inspect.signature(this.make).parameters
     return seeded(lambda: this.make(**{k: v for k, v in given.items() if k in takes}), 'denoiser', name, seed).eval()
 
@@ -85,22 +86,24 @@ class VideoSetting(Setting):
         "The denoiser of a seed, before training."
         return make_denoiser(self.architecture, self.patch, self.frames, seed, self.options)
 
-# %% ../nbs/16_denoise.ipynb #cd612e9d
+# %% ../nbs/16_denoise.ipynb #f27a6682
 @torch.no_grad()
 def denoise_clip(
     model: PatchDenoiser,  # in evaluation mode
-    clip: Tensor,          # noisy frames, shape (T, H, W); H and W are multiples of the patch
+    clip: Tensor,          # noisy frames, floats of shape (T, H, W); H and W are multiples of the patch
     patch: int,            # p
     batch_size: int = 1024,# patch positions at a time
 ) -> Tensor:               # every layer's prediction, shape (L+1, T, H, W)
     "Denoise whole frames patch by patch; neighbouring patches do not overlap and are not blended."
+    if clip.ndim != 3 or not clip.is_floating_point() or not clip.isfinite().all(): raise UserError(f"a clip must be finite floats of shape (frames, height, width), not {clip.dtype} of shape {tuple(clip.shape)}{'' if clip.isfinite().all() else ' with NaN or infinite pixels'}.")
+    if min(patch, batch_size) < 1: raise UserError(f"patch and batch_size must be at least 1, not {patch} and {batch_size}.")
     T, H, W = clip.shape
     if H % patch or W % patch: raise UserError(f"frames of {H} x {W} pixels cannot be cut into patches of {patch} x {patch}: crop them first.")
     tokens = clip.reshape(T, H // patch, patch, W // patch, patch).permute(1, 3, 0, 2, 4).reshape(-1, T, patch**2)
     seen = torch.cat([model(part) for part in tokens.split(batch_size)], 1)
     return seen.reshape(-1, H // patch, W // patch, T, patch, patch).permute(0, 3, 1, 4, 2, 5).reshape(-1, T, H, W)
 
-# %% ../nbs/16_denoise.ipynb #b34319df
+# %% ../nbs/16_denoise.ipynb #49bf09b0
 def save_weights(
     folder: Path | str, # the study's: gets weights.safetensors
     results: dict,      # (method, seed) -> what `run_method` gives
@@ -108,20 +111,28 @@ def save_weights(
     "Write the trained parameters of a study."
     return write_bytes(Path(folder)/'weights.safetensors', save({f'{method}/{seed}/{name}': t.contiguous() for (method, seed), r in results.items() for name, t in r['weights'].items()}))
 
+def _runs(folder: Path) -> dict: # (method, seed) -> record of the run
+    "The runs of a study, as its runs.json lists them."
+    try: return {(r['method'], r['seed']): {k: r[k] for k in ('architecture', 'patch', 'frames', 'options')} for r in json.loads((folder/'runs.json').read_text())}
+    except (ValueError, KeyError, TypeError) as e: raise UserError(f"{folder/'runs.json'} is damaged ({type(e).__name__}: {e}): run the train_video stage again.") from e
+
+# %% ../nbs/16_denoise.ipynb #2a1b6452
 def load_denoiser(
     folder: Path | str, # of a study: weights.safetensors and runs.json
     method: str,
     seed: int,
 ) -> PatchDenoiser:     # in evaluation mode
     "A trained denoiser of a study."
+    folder = Path(folder)
     for name in ('weights.safetensors', 'runs.json'):
-        if not (Path(folder)/name).is_file(): raise UserError(f"no {name} in {folder}: run the train_video stage of this study first.")
-    runs = {(r['method'], r['seed']): r for r in json.loads((Path(folder)/'runs.json').read_text())}
+        if not (folder/name).is_file(): raise UserError(f"no {name} in {folder}: run the train_video stage of this study first.")
+    runs, prefix = _runs(folder), f'{method}/{seed}/'
     if (method, seed) not in runs: raise UserError(f"{folder} has no run of {method} with seed {seed}; it has {', '.join(f'{m}/{s}' for m, s in runs)}.")
-    run, prefix = runs[method, seed], f'{method}/{seed}/'
-    try: weights = {k.removeprefix(prefix): t for k, t in load_file(Path(folder)/'weights.safetensors').items() if k.startswith(prefix)}
+    run = runs[method, seed]
+    try: weights = {k.removeprefix(prefix): t for k, t in load_file(folder/'weights.safetensors').items() if k.startswith(prefix)}
     except SafetensorError as e: raise UserError(f"{folder}/weights.safetensors is damaged ({e}): run the train_video stage again.") from e
     model = make_denoiser(run['architecture'], run['patch'], run['frames'], seed, run['options'])
-    if weights.keys() != trained_parameters(model).keys(): raise UserError(f"{folder}/weights.safetensors does not fit the {run['architecture']} of runs.json: run the train_video stage again.")
+    if {k: t.shape for k, t in weights.items()} != {k: t.shape for k, t in trained_parameters(model).items()}: raise UserError(f"{folder}/weights.safetensors does not fit the {run['architecture']} of runs.json: run the train_video stage again.")
+    if bad := [k for k, t in weights.items() if not t.isfinite().all()]: raise UserError(f"{folder}/weights.safetensors: {prefix}{bad[0]} holds NaN or infinite numbers: run the train_video stage again.")
     model.load_state_dict(weights, strict=False)
     return model

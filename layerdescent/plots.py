@@ -327,7 +327,7 @@ def change_panel(
     ax.set_ylim(min(low - room, -.25 * high), max(high + room, -.25 * low)) # 0 is always inside
     return _gamma_axis(ax, [cell['gamma'] for cell in cells], noise_levels(table)[0], '')
 
-# %% ../nbs/14_plots.ipynb #f3d6b979
+# %% ../nbs/14_plots.ipynb #c1836286
 def grid_order(
     tables: dict, # study -> tidy table of one data set and architecture
 ) -> tuple:       # data sets (columns), architectures (rows), (dataset, arch) -> tidy table
@@ -343,6 +343,7 @@ def grid_order(
     archs = sorted({a for _, a in cells}, key=lambda a: (known.index(a) if a in known else len(known), a))
     return list(dict.fromkeys(d for d, _ in cells)), archs, cells
 
+# %% ../nbs/14_plots.ipynb #edf8d59f
 def noise_grid(
     tables: dict,                 # study -> tidy table of one data set and architecture
     treated: str = 'constrained',
@@ -398,7 +399,7 @@ def noise_grid_caption(
         f"{'Right' if single else 'Strips below'}: relative difference of the two errors, paired by seed, on the same test pixels and noise; below 0 the {METHODS[family(treated)].short} model is better; filled where the 95 % interval excludes 0 (a win or a loss), open for ties and where too few seeds or idle constraints decide nothing: {counts}.",
         f"Studies: {'; '.join(settings(t) for t in cells.values())}.", seeds_words(cells.values(), 'test examples'), trained, differs] if part)
 
-# %% ../nbs/14_plots.ipynb #ba83c9fe
+# %% ../nbs/14_plots.ipynb #d3cd9257
 def over_depth(
     tables: dict,         # depth -> tidy table
     method: str,
@@ -429,14 +430,15 @@ def plane_panel(
     control: str = 'erm',
 ):
     "Clean error against the error under noise: every method at every depth, the control joined to its early stops."
-    for depth, table in sorted(tables.items()):
+    corners = itertools.cycle([(3, 2), (-3, -8), (3, -8), (-3, 2)])   # of the points for their numbers: neighbours do not share one
+    for (depth, table), corner in zip(sorted(tables.items()), corners):
         points = {m: (per_seed(table, m, 'rmse', 0.).iloc[:, -1], per_seed(table, m, 'rmse', gamma).iloc[:, -1]) for m in drawn_methods(table) if m == treated or m.startswith(control)}
         path = sorted((x.mean(), y.mean()) for m, (x, y) in points.items() if m.startswith(control))
         ax.plot(*np.array(path).T, color='.75', linewidth=.8, zorder=0)
         for method, (x, y) in points.items():
             style, low, high = METHODS[family(method)], *np.array([seed_interval(v) for v in (x, y)]).T
             ax.errorbar(x.mean(), y.mean(), xerr=[[x.mean() - low[0]], [high[0] - x.mean()]], yerr=[[y.mean() - low[1]], [high[1] - y.mean()]], color=style.color, marker=style.marker, markersize=3.6, markeredgewidth=0, elinewidth=.8)
-            if method in (treated, control): ax.annotate(f'{depth}', (x.mean(), y.mean()), xytext=(3, 2), textcoords='offset points', fontsize=6.5, color=style.color)
+            if method in (treated, control): ax.annotate(f'{depth}', (x.mean(), y.mean()), xytext=corner, textcoords='offset points', ha='left' if corner[0] > 0 else 'right', fontsize=6.5, color=style.color)
     ax.set(xlabel='clean RMSE (↓ better)', ylabel=f'RMSE at $\\gamma$ = {gamma:g}\n(↓ better)')
     ax.xaxis.set_major_locator(MaxNLocator(4))
     return ax
@@ -512,7 +514,7 @@ def detail_box(
     row, column = np.unravel_index(sums.argmax(), sums.shape)
     return int(row), int(column)
 
-# %% ../nbs/14_plots.ipynb #78c51e8a
+# %% ../nbs/14_plots.ipynb #3894b1b1
 def frame_panel(
     ax,                    # matplotlib axes
     frame: np.ndarray,     # shape (H, W); shown between 0 and 1
@@ -533,6 +535,7 @@ def frame_panel(
     for spine in ax.spines.values(): spine.set_visible(False)
     return ax
 
+# %% ../nbs/14_plots.ipynb #05232e8f
 def frames_figure(
     clean: np.ndarray,     # shape (H, W), in [0, 1]
     shown: dict,           # gamma -> name ("noisy" or a method) -> frame, shape (H, W)
@@ -565,7 +568,7 @@ def frames_caption(
     return (f"{source} Columns: clean, noisy, {', '.join(METHODS[family(m)].label for m in methods)}; rows: Gaussian noise of standard deviation gamma = {', '.join(f'{g:g}' for g in dict.fromkeys(numbers.gamma))} (training: {gamma_train:g}), the same draw for every method. "
             "Under each frame its root mean squared error and PSNR (peak 1; higher is better). The orange square is enlarged in a corner, the same region everywhere. Grey levels 0 to 1 in all frames: noisy pixels outside are clipped for display only, not where errors are computed.")
 
-# %% ../nbs/14_plots.ipynb #0174bc1c
+# %% ../nbs/14_plots.ipynb #7784b33a
 SETTING = ['dataset', 'arch', 'layers', 'tied', 'gamma_train', 'layer_noise', 'steps']
 TRIAL = [*SETTING, 'trial', 'kind', 'detach_prev', 'anchor', 'alpha', 'form', 'learning_rate', 'eta_dual', 'seed', 'gamma', 'layer', 'rmse', 'violated', 'active', 'at_max', 'largest_multiplier']
 
@@ -592,6 +595,7 @@ def read_trials(
     if unknown: raise UserError(f"{path} has trials of the kind {unknown[0]!r}, which has no style: add it to METHODS in 14_plots.")
     return log.assign(method=[trial_method(*v) for v in zip(log.kind, log.detach_prev, log.anchor)])
 
+# %% ../nbs/14_plots.ipynb #8fb3c6c7
 def trial_summary(
     log: pd.DataFrame, # what `read_trials` gives
 ) -> pd.DataFrame:     # one row per trial: its values, inside and outside (RMSE), f_0, average_loss (MSE, noise of training), activity, seeds

@@ -290,7 +290,7 @@ def describe_step(step: int, losses: Tensor, objective: Objective, **more) -> di
     return dict(step=step, f=numbers(losses), c=numbers(objective.constraint(losses)), multipliers=numbers(objective.multipliers()), slack=numbers(objective.slack()),
                 w=numbers(objective.weights(losses)), **more)
 
-# %% ../nbs/10_train.ipynb #bc2e3b21
+# %% ../nbs/10_train.ipynb #a3f9ff62
 def activity(
     rows: list[dict],          # log rows of a run
     largest: float,            # lambda_max
@@ -302,7 +302,7 @@ def activity(
     multipliers = torch.tensor([r['multipliers'] or [0.] * len(r['c']) for r in rows])
     violations, losses = torch.tensor([r['c'] for r in rows]), torch.tensor([r['f'] for r in rows])
     last, share = max(1, len(rows) // 10), lambda condition: round(condition.any(1).float().mean().item(), 6)
-    numbers = lambda t: [round(v, 6) for v in t.tolist()]
+    numbers = lambda t: [round(v, 9) for v in t.tolist()]   # squared errors of pixels are small
     return dict(fraction_violated=share((violations > 0) & kept), fraction_active=share(multipliers > 0), fraction_at_max=share(multipliers >= largest), largest_multiplier=round(multipliers.max().item(), 6),
                 violated_by_layer=numbers((violations > 0).float().mean(0)), final_c=numbers(violations[-last:].mean(0)), final_f=numbers(losses[-last:].mean(0)))
 

@@ -46,7 +46,7 @@ def from_patches(
     grid = patches.reshape(*lead, height // p, width // p, frames, p, p)
     return grid.permute(*range(k), k + 2, k, k + 3, k + 1, k + 4).reshape(*lead, frames, height, width)
 
-# %% ../nbs/08_video.ipynb #fc50e001
+# %% ../nbs/08_video.ipynb #e6f935f7
 @dataclass
 class ClipSet:
     "Windows of T frames, cut into patches. Examples are patch positions of windows, window by window."
@@ -81,24 +81,24 @@ class ClipSet:
         "Whole frames from the patches of a window, in the order of the examples: the exact inverse of the patching."
         return from_patches(patches, self.height, self.width)
 
-    def _tensors(self) -> dict: return dict(tokens=self.tokens.contiguous(), starts=self.starts, layout=torch.tensor([self.frames, self.patch, self.height, self.width]))
+# %% ../nbs/08_video.ipynb #78ce902c
+def _tensors(clips: ClipSet) -> dict[str, Tensor]:
+    "What a set is on disk."
+    return dict(tokens=clips.tokens.contiguous(), starts=clips.starts, layout=torch.tensor([clips.frames, clips.patch, clips.height, clips.width]))
 
-    def fingerprint(self) -> str:
-        "SHA-256 of the set: types, shapes and values."
-        digest = hashlib.sha256()
-        for name, tensor in self._tensors().items(): digest.update(f'{name} {tensor.dtype} {tuple(tensor.shape)}'.encode()); digest.update(tensor.numpy())
-        return digest.hexdigest()
+def _fingerprint(self) -> str:
+    "SHA-256 of the set: types, shapes and values."
+    digest = hashlib.sha256()
+    for name, tensor in _tensors(self).items(): digest.update(f'{name} {tensor.dtype} {tuple(tensor.shape)}'.encode()); digest.update(tensor.numpy())
+    return digest.hexdigest()
 
-    def save(self, path: Path | str) -> Path:
-        "Write the set atomically."
-        return write_bytes(path, tensors_to_bytes(self._tensors()))
+def _save(self, path: Path | str) -> Path:
+    "Write the set atomically."
+    return write_bytes(path, tensors_to_bytes(_tensors(self)))
 
-    @staticmethod
-    def load(path: Path | str) -> 'ClipSet': return _load_clips(Path(path))
-
-# %% ../nbs/08_video.ipynb #0a6de916
-def _load_clips(path: Path) -> ClipSet:
+def _load(path: Path | str) -> ClipSet:
     "Read a set; a missing, damaged or foreign file is an error."
+    path = Path(path)
     if not path.is_file(): raise UserError(f"no file {path}: run the stage prepare_video first, or give the path of a prepared split.")
     try: found = load_tensors(path.read_bytes())
     except SafetensorError as e: raise UserError(f"{path} is damaged or is not a safetensors file ({e}): delete it and run the stage prepare_video again.") from e
@@ -109,6 +109,8 @@ def _load_clips(path: Path) -> ClipSet:
     if min(clips.frames, clips.patch) < 1 or n != clips.patch ** 2 or positions * n != clips.height * clips.width or clips.height % clips.patch or clips.width % clips.patch: raise foreign
     if not len(clips.starts) or clips.starts.min() < 0 or clips.starts.max() > total - clips.frames: raise foreign
     return clips
+
+ClipSet.fingerprint, ClipSet.save, ClipSet.load = _fingerprint, _save, staticmethod(_load)
 
 # %% ../nbs/08_video.ipynb #bf7a6f19
 @dataclass(frozen=True)
@@ -156,7 +158,7 @@ def grey(
     elif frame.dtype != np.uint8: raise UserError(f"{where}: pixels must be uint8, uint16 or floats in [0, 1], not {frame.dtype}.")
     return np.asarray(Image.fromarray(frame).convert('L')) if frame.ndim == 3 else frame
 
-# %% ../nbs/08_video.ipynb #2fa0b63a
+# %% ../nbs/08_video.ipynb #24a48b6e
 IMAGES, VIDEOS = ('.tif', '.tiff', '.jpg', '.jpeg', '.png', '.bmp'), ('.avi', '.mp4', '.mkv', '.mov')
 
 def natural(path: Path) -> list: # sort key
@@ -175,8 +177,13 @@ def read_image(path: Path) -> np.ndarray: # (H, W) uint8
     "One picture as grey (Pillow)."
     try:
         with Image.open(path) as image:
+            if getattr(image, 'n_frames', 1) > 1: raise UserError(f"{path} holds {image.n_frames} pictures: a frame is one picture; write each to a file of its own.")
             if image.mode.startswith('I;16'): return grey(np.asarray(image).astype(np.uint16), str(path))
-            if image.mode in ('I', 'F'): return grey(np.asarray(image, np.uint16 if image.mode == 'I' else np.float32), str(path))
+            if image.mode == 'F': return grey(np.asarray(image), str(path))
+            if image.mode == 'I':
+                low, high = image.getextrema()
+                if low < 0 or high > 65535: raise UserError(f"{path}: pixels must be 8 or 16 bits, and reach from {low} to {high}: rescale them to 0..65535.")
+                return grey(np.asarray(image).astype(np.uint16), str(path))
             return np.asarray(image.convert('L'))
     except (UnidentifiedImageError, OSError, SyntaxError) as e: raise UserError(f"{path} is not a whole picture ({e}): it was cut off or is not what its name says. Fetch it again.") from e
 
@@ -186,9 +193,12 @@ def image_clip(
     "A folder of pictures as a clip."
     paths = listed(folder, IMAGES)
     if not paths: raise UserError(f"{folder} holds no frames ({', '.join(IMAGES)}).")
+    if all(p.stem.isdecimal() for p in paths):
+        numbers = [int(p.stem) for p in paths]
+        if gap := next((a + 1 for a, b in zip(numbers, numbers[1:]) if b != a + 1), None): raise UserError(f"{folder}: frame {gap} is missing or there twice ({len(paths)} pictures numbered {numbers[0]} to {numbers[-1]}): fetch the folder again, or rename the files if frames were left out on purpose.")
     return Clip(folder.name, lambda: len(paths), lambda wanted: (read_image(paths[i]) for i in (range(len(paths)) if wanted is None else wanted)))
 
-# %% ../nbs/08_video.ipynb #68140cf1
+# %% ../nbs/08_video.ipynb #b9ce5a07
 def _luma(frame: av.VideoFrame, where: str) -> np.ndarray:
     "The luma of a decoded frame as 8 bits."
     kind = frame.format.name
@@ -208,13 +218,14 @@ def _frames(path: Path) -> Iterator[av.VideoFrame]:
     try:
         with av.open(str(path)) as container:
             if not container.streams.video: raise UserError(f"{path} has no video in it.")
-            declared = container.streams.video[0].frames
+            stream = container.streams.video[0]
+            declared = stream.frames or int(.9 * (container.duration or 0) / av.time_base * (stream.average_rate or 0))
             for frame in container.decode(video=0):
                 if frame.is_corrupt: raise UserError(f"{path}: frame {seen} is damaged. Fetch the file again.")
                 yield frame
                 seen += 1
     except av.FFmpegError as e: raise UserError(f"{path} is not a whole video ({e.strerror} after {seen} frames): it was cut off or is not what its name says. Fetch it again.") from e
-    if seen < declared - 2: raise UserError(f"{path} ends after {seen} of the {declared} frames it declares: it was cut off. Fetch it again.")
+    if seen < declared - 2: raise UserError(f"{path} ends after {seen} of the {declared} frames that it should have by its header: it was cut off. Fetch it again.")
     if not seen: raise UserError(f"{path} holds no frames.")
 
 # %% ../nbs/08_video.ipynb #16782942
@@ -240,7 +251,7 @@ def video_clip(
     "A video file as a clip. Its frames are counted by decoding it once: what a file declares may be wrong."
     return Clip(path.stem, lambda: _count(path, path.stat().st_size if path.is_file() else 0, path.stat().st_mtime_ns if path.is_file() else 0), functools.partial(decode, path))
 
-# %% ../nbs/08_video.ipynb #7bfae890
+# %% ../nbs/08_video.ipynb #c112d2e1
 def viewed(
     clip: Clip,
     step: int = 1,              # keep every step-th frame
@@ -249,7 +260,7 @@ def viewed(
 ) -> Clip:
     "A clip thinned out, made smaller and cropped."
     if step < 1 or not 0 < scale <= 1: raise UserError(f"{clip.name}: step must be at least 1 and scale in (0, 1], not {step} and {scale}.")
-    if len(crop) not in (0, 4) or any(v < 0 for v in crop) or 0 in crop[2:]: raise UserError(f"{clip.name}: crop needs top, left, height and width, not {list(crop)}.")
+    if len(crop) not in (0, 4) or any(not isinstance(v, int) or v < 0 for v in crop) or 0 in crop[2:]: raise UserError(f"{clip.name}: crop needs top, left, height and width, whole pixels, not {list(crop)}.")
     def smaller(frame):
         if scale < 1: frame = np.asarray(Image.fromarray(frame).resize([max(1, round(s * scale)) for s in frame.shape[::-1]], Image.Resampling.BOX))
         if not crop: return frame
@@ -259,7 +270,7 @@ def viewed(
     def read(wanted): yield from map(smaller, clip.select(range(0, len(clip), step) if wanted is None else [i * step for i in wanted]))
     return Clip(clip.name, lambda: -(-len(clip) // step), read)
 
-# %% ../nbs/08_video.ipynb #3d73d7cb
+# %% ../nbs/08_video.ipynb #47ebce3f
 SPLITS = ('train', 'validation', 'test')
 
 @dataclass(frozen=True)
@@ -277,7 +288,7 @@ def split_parts(
     frames: int,                 # T: a split must hold at least one window
 ) -> dict[str, list[Part]]:      # split name -> its parts; test clips are numbered after the training clips
     "Split clips in time or by clip."
-    if len(fractions) != 3 or min(fractions) <= 0 or gap < 0: raise UserError(f"fractions must be three positive proportions and gap at least 0, not {list(fractions)} and {gap}.")
+    if len(fractions) != 3 or not all(0 < f < np.inf for f in fractions) or gap < 0: raise UserError(f"fractions must be three positive proportions and gap at least 0, not {list(fractions)} and {gap}.")
     if not train: raise UserError("there are no clips to split.")
     if len(train) > 1 and not test: raise UserError(f"{len(train)} clips and no test clips: give test clips, or split one video in time.")
     if len(train) == 1:
@@ -312,14 +323,14 @@ def separation(
     names = list(splits)
     return {f'{a}-{b}': dict(shared=len(sets[a] & sets[b]), distance=between(sets[a], sets[b])) for i, a in enumerate(names) for b in names[i + 1:]}
 
-# %% ../nbs/08_video.ipynb #0691d808
+# %% ../nbs/08_video.ipynb #206e7c65
 def _windows(parts: list[Part], frames: int, stride: int, max_windows: int) -> np.ndarray: # rows (clip, first frame), evenly chosen
     "Where the windows of some parts start."
     found = np.array([(p.clip, start) for p in parts for start in range(p.first, p.last - frames + 1, stride)], dtype=np.int64).reshape(-1, 2)
     return found[np.unique(np.rint(np.linspace(0, len(found) - 1, max_windows)).astype(int))] if 0 < max_windows < len(found) else found
 
 def clip_set(
-    clips,                      # a list of `Clip`s, or frames (F, H, W) uint8, or a list of such arrays
+    clips,                      # a list of `Clip`s, or frames as `array_clip` takes them, or a list of such arrays
     frames: int = 8,            # T, frames in a window
     patch: int = 8,             # p, pixels; frames are cropped on the right and at the bottom to multiples of p
     stride: int = 1,            # frames from one window's start to the next one's
@@ -328,7 +339,7 @@ def clip_set(
 ) -> ClipSet:
     "Cut clips into windows of patches. One pass over each clip; only frames that are in a window are kept."
     if min(frames, patch, stride) < 1 or max_windows < 0: raise UserError(f"frames, patch and stride must be at least 1 and max_windows at least 0, not {frames}, {patch}, {stride} and {max_windows}.")
-    clips = [clips] if isinstance(clips, (Clip, np.ndarray)) and (isinstance(clips, Clip) or clips.ndim == 3) else clips
+    clips = [clips] if isinstance(clips, Clip | np.ndarray) else clips
     clips = [c if isinstance(c, Clip) else array_clip(c, f'clip {i}') for i, c in enumerate(clips)]
     parts = [Part(i, 0, len(c)) for i, c in enumerate(clips)] if parts is None else parts
     windows = _windows(parts, frames, stride, max_windows)
