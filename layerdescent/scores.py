@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['layer_scores', 'seed_folds', 'save_scores', 'load_scores', 'synthetic_scores']
 
-# %% ../nbs/11_scores.ipynb #e2a62043
+# %% ../nbs/11_scores.ipynb #30f051fb
 import itertools, json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
-from .config import UserError, generator, pick_device, seed_for, write_bytes, write_json
+from .config import Diverged, UserError, generator, pick_device, seed_for, write_bytes, write_json
 from .descent import sample_losses
 from .perturb import GaussianNoise, Perturbation
 
-# %% ../nbs/11_scores.ipynb #a6dacf3f
+# %% ../nbs/11_scores.ipynb #201cfe26
 @torch.no_grad()
 def layer_scores(
     model: nn.Module,         # `model(**inputs, perturb=...)` gives the predictions of every layer, shape (L+1, B, ...)
@@ -59,7 +59,7 @@ def _checked_losses(predictions: Tensor, labels: Tensor, gamma: float, criterion
     if not labels.is_floating_point() and (labels.min() < 0 or labels.max() >= predictions.shape[-1]): raise UserError(f"labels run from {int(labels.min())} to {int(labels.max())}, and the model has the {predictions.shape[-1]} classes 0 to {predictions.shape[-1] - 1}.")
     losses = criterion(predictions, labels)
     bad = (~losses.isfinite()).any(1).nonzero().flatten().tolist()
-    if bad: raise UserError(f"the loss is not finite at gamma = {gamma:g} in layer {bad[0]}: the model has diverged (lower its learning rate) or its weights are damaged.")
+    if bad: raise Diverged(f"the loss is not finite at gamma = {gamma:g} in layer {bad[0]}: the model has diverged (lower its learning rate) or its weights are damaged.")
     return losses
 
 # %% ../nbs/11_scores.ipynb #4ff6055a

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Setting', 'TextSetting', 'run_method', 'check_method', 'history_table', 'run_many']
 
-# %% ../nbs/12_study.ipynb #e4b32ad4
+# %% ../nbs/12_study.ipynb #a0cb28f5
 import ctypes, hashlib, json, os, pickle, signal, sys, time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -18,7 +18,7 @@ from pathlib import Path
 import pandas as pd
 
 from .backbones import freeze, make_backbone, trained_parameters
-from .config import UserError, checked, code_sha256, pick_device, set_threads
+from .config import Diverged, UserError, checked, code_sha256, pick_device, set_threads
 from .descent import sample_losses
 from .scores import layer_scores
 from .perturb import GaussianNoise
@@ -131,25 +131,33 @@ def history_table(
             records.append(dict(method=method, seed=seed, step=r['step'], layer=layer, f=f, c=of('c'), multiplier=of('multipliers'), slack=of('slack'), weight=r['w'][layer]))
     return pd.DataFrame(records)
 
-# %% ../nbs/12_study.ipynb #d6ab6d35
+# %% ../nbs/12_study.ipynb #ff0f48c8
 def run_many(
     calls: dict,       # key -> keyword arguments of `run_method`
     workers: int = 1,  # processes; 1 = in this one
     threads: int = 1,  # torch threads in each process
+    may_diverge: bool = False, # a run that diverges gives None, and the others go on
 ) -> Iterator[tuple]:  # (key, result), in the order of `calls`
     "Run methods side by side, yielding results in order as they are there."
     if workers < 1: raise UserError(f"workers must be at least 1, not {workers}.")
     for call in calls.values(): check_method(call['method'], call['spec'], call['seed'], call['setting'])   # a mistake in the last run is found before the first
     if workers == 1:
         set_threads(threads)
-        for key, call in calls.items(): yield key, run_method(**call)
+        for key, call in calls.items(): yield key, _or_diverged(partial(run_method, **call), key, may_diverge)
         return
     with ProcessPoolExecutor(workers, get_context('spawn'), _start_worker, (threads, os.getpid())) as pool:
         futures = {key: pool.submit(_run_pickled, pickle.dumps(call)) for key, call in calls.items()}
         try:
-            for key, future in futures.items(): yield key, pickle.loads(future.result())
+            for key, future in futures.items(): yield key, _or_diverged(lambda future=future: pickle.loads(future.result()), key, may_diverge)
         except BrokenProcessPool: raise UserError("a worker process was ended from outside (out of memory, or killed): free some memory or set workers: 1, then run again; finished runs are kept.") from None
         finally: pool.shutdown(cancel_futures=True)
+
+def _or_diverged(result: Callable, key, may_diverge: bool):
+    "A result, or None for a run that diverged where that is an answer too."
+    try: return result()
+    except Diverged as e:
+        if not may_diverge: raise
+        print(f'{key} diverged: {e}', flush=True)
 
 def _run_pickled(call: bytes) -> bytes:
     "A run in a worker. Plain bytes both ways: torch would otherwise pass tensors through shared memory, which containers keep small."

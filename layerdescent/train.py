@@ -8,7 +8,7 @@ __all__ = ['METHOD', 'Objective', 'ERM', 'DeepSupervision', 'DescentConstrained'
            'discard_checkpoints', 'weights_sha256', 'fingerprint_of', 'History', 'describe_step', 'activity',
            'Examples', 'Trained', 'train', 'new_optimizer', 'one_step', 'keep_result', 'kept_result']
 
-# %% ../nbs/10_train.ipynb #a6650eb6
+# %% ../nbs/10_train.ipynb #1834f85a
 import contextlib, fcntl, hashlib, io, json, os, time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from .backbones import trained_parameters
-from .config import UserError, checked, code_sha256, generator, pick_device, seed_for, write_bytes
+from .config import Diverged, UserError, checked, code_sha256, generator, pick_device, seed_for, write_bytes
 from .descent import Difference, Ratio, lagrangian, layer_losses, sample_losses
 from .duals import GradientAscent, Multipliers, Resilience
 from .perturb import GaussianNoise, Perturbation
@@ -395,11 +395,11 @@ def _shares(examples: Examples, config: TrainConfig, perturbation: Perturbation,
         inputs = {name: t[first:first + size].to(device) for name, t in joint_batch.items()}
         yield inputs, inputs.pop('labels'), perturbation.bind([seed_for('training noise', config.seed, step, i) for i in range(first, first + size)])
 
-# %% ../nbs/10_train.ipynb #c017f074
+# %% ../nbs/10_train.ipynb #2c630c71
 def _check_finite(losses: Tensor, objective: Objective, step: int) -> None:
     "Stop at a loss that is not a number, with what a person needs to see."
     if not losses.isfinite().all():
-        raise UserError(f"the loss is not finite at step {step}: f = {[round(v, 4) for v in losses.tolist()]}, multipliers = {None if objective.multipliers() is None else objective.multipliers().tolist()}. "
+        raise Diverged(f"the loss is not finite at step {step}: f = {[round(v, 4) for v in losses.tolist()]}, multipliers = {None if objective.multipliers() is None else objective.multipliers().tolist()}. "
                         "Lower learning_rate or eta_dual, or look for bad values in the data.")
 
 def _resume(model, optimizer, objective, fingerprint: str, run_dir: Path, say) -> int:
