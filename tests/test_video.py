@@ -215,7 +215,7 @@ def test_a_cut_between_two_frames_and_a_cut_inside_the_last_one_are_both_seen(tm
     whole = write(tmp_path/'a.avi', smooth(20, 64, 96), 'mpeg4', 'yuv420p').read_bytes()
     chunks = [i for i in range(whole.find(b'movi'), whole.rfind(b'idx1')) if whole[i:i + 4] == b'00dc']
     (tmp_path/'between.avi').write_bytes(whole[:chunks[12]])
-    with pytest.raises(UserError, match='between.avi ends after 12 of the 20 frames it declares'): [*decode(tmp_path/'between.avi')]
+    with pytest.raises(UserError, match='between.avi ends after 12 of the 20 frames that it should have by its header'): [*decode(tmp_path/'between.avi')]
     (tmp_path/'inside.avi').write_bytes(whole[:chunks[-1] + 40])
     with pytest.raises(UserError, match='inside.avi: frame 19 is damaged'): [*decode(tmp_path/'inside.avi')]
 
