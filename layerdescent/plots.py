@@ -656,14 +656,17 @@ def rate_panel(
     error: str,           # "inside" or "outside": RMSE under the noise of training, or beyond
 ):
     "Every method's lowest validation RMSE against its learning rate; the chosen trial is ringed."
-    chosen = chosen_trials(trials).set_index('method')
+    chosen, seen = chosen_trials(trials).set_index('method'), []
+    cap = 1.6 * chosen[error].max() # a diverging rate would flatten the rest
     for method in drawn_methods(trials):
         style, own = METHODS[family(method)], trials[trials.method == method]
         best = own.loc[own.groupby('learning_rate').inside.idxmin()].replace(np.inf, np.nan).sort_values('learning_rate')
+        seen += [value for value in best[error] if value <= cap]
         ax.plot(best.learning_rate, best[error], color=style.color, marker=style.marker, linestyle=style.linestyle, markeredgewidth=0, markersize=3.5, linewidth=1.2)
         ax.plot(chosen.learning_rate[method], chosen[error][method], marker='o', markersize=8, markerfacecolor='none', markeredgecolor=style.color, markeredgewidth=1, linestyle='none')
-    ax.margins(x=.09, y=.12)
-    ax.set_ylim(top=min(ax.get_ylim()[1], 1.6 * chosen[error].max())) # a diverging rate would flatten the rest
+    ax.margins(x=.09)
+    room = .12 * (max(seen) - min(seen) or max(seen))
+    ax.set_ylim(min(seen) - room, max(seen) + room)
     rates, named = sorted(trials.learning_rate.unique()), []
     for rate in rates:
         if not named or np.log(rate / named[-1]) > np.log(rates[-1] / rates[0]) / 6: named.append(rate) # no label on top of another
