@@ -3,6 +3,7 @@ import os
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -44,9 +45,20 @@ def clone(to: Path, profile: str | None = None) -> Path:
 
 
 @pytest.fixture(scope='session')
-def smoke(tmp_path_factory) -> Path:
-    "A clone in which the smoke profile has run once, its results, lock and data.dvc committed. Tests leave it as they found it."
-    folder = clone(tmp_path_factory.mktemp('smoke')/'project', 'smoke')
-    command(folder, 'dvc', 'repro')
-    commit(folder, 'results')
-    return folder
+def twins(tmp_path_factory) -> list[tuple[Path, str]]:
+    "Two clean clones of one commit in which the smoke profile has run, side by side on two cores, and what `dvc repro` said in each; their results, lock and data.dvc are committed."
+    first = clone(tmp_path_factory.mktemp('smoke')/'project', 'smoke')
+    folders = [first, first.parent/'twin']
+    git(first, 'clone', '-q', str(first), str(folders[1]))
+    running = [subprocess.Popen(['dvc', 'repro'], cwd=folder, env=environment(folder), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for folder in folders]
+    with ThreadPoolExecutor(2) as readers: said = [*readers.map(lambda process: process.communicate()[0], running)]
+    for folder, process, text in zip(folders, running, said):
+        assert process.returncode == 0, text[-8000:]
+        commit(folder, 'results')
+    return [*zip(folders, said)]
+
+
+@pytest.fixture(scope='session')
+def smoke(twins) -> Path:
+    "A clone in which the smoke profile has run once, everything committed. Tests leave it as they found it."
+    return twins[0][0]
