@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['CORPORA', 'read_table', 'Corpus', 'key_of', 'official_splits', 'pair_ids', 'shares', 'tokenise_pairs']
 
-# %% ../nbs/22_corpora.ipynb #e75391e1
+# %% ../nbs/22_corpora.ipynb #138570db
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 from .config import UserError
 from .text import TokenSet, check_documents, head_and_tail, normalised, special_ids
 
-# %% ../nbs/22_corpora.ipynb #ebb8e41b
+# %% ../nbs/22_corpora.ipynb #b243b966
 _READERS = {'.csv': pd.read_csv, '.tsv': lambda p, **k: pd.read_csv(p, sep='\t', **k), '.jsonl': lambda p, **k: pd.read_json(p, lines=True), '.parquet': lambda p, **k: pd.read_parquet(p)}
 
 def _raw_table(path: Path) -> pd.DataFrame:
@@ -60,7 +60,7 @@ def _labelled(table: pd.DataFrame, classes, where: str) -> tuple[pd.DataFrame, t
         if len(empty): raise UserError(f"{where}: row {empty[0]} has no second text ({len(empty)} such rows): remove or complete them.")
     return check_documents(table, len(names), where), tuple(names)
 
-# %% ../nbs/22_corpora.ipynb #af5d418f
+# %% ../nbs/22_corpora.ipynb #d604d3eb
 @dataclass(frozen=True)
 class Corpus:
     "A data set with an official split, in a folder in the hub's layout."
@@ -87,6 +87,7 @@ def _files(corpus: str, folder: Path, pattern: str) -> pd.DataFrame:
     rows = rows[list(wanted)].rename(columns=wanted)
     return _labelled(rows[rows.label != -1].reset_index(drop=True), this.classes, f'{corpus} ({paths[0].name})')[0]   # -1: no agreed label
 
+# %% ../nbs/22_corpora.ipynb #ec9717c8
 def key_of(table: pd.DataFrame) -> pd.Series:
     "What makes two rows the same document: the words of their text, and of the second."
     return table.text.map(normalised) + (' | ' + table.pair.map(normalised) if 'pair' in table.columns else '')
@@ -110,7 +111,7 @@ def official_splits(
     splits = dict(train=train[rank >= validation], validation=train[rank < validation], test=kept[1])
     return {name: check_documents(part, len(CORPORA[corpus].classes), f'{corpus}, {name}') for name, part in splits.items()}, counts
 
-# %% ../nbs/22_corpora.ipynb #052b8bf4
+# %% ../nbs/22_corpora.ipynb #fd84292e
 def pair_ids(
     tokenizer: Tokenizer,
 ) -> tuple[list[int], list[int], list[int]]: # ids before the first text, between the two, after the second
@@ -132,6 +133,7 @@ def shares(
     a = min(first, max(budget - half, budget - second))
     return a, min(second, budget - a)
 
+# %% ../nbs/22_corpora.ipynb #828553e7
 def tokenise_pairs(
     documents: pd.DataFrame,  # columns text, pair, label
     tokenizer: Tokenizer,     # as from `load_tokenizer`

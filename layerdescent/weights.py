@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['bert_as_distilbert', 'first_layers', 'llama_from_gguf', 'word_vectors', 'vector_tokenizer', 'distilbert_from_onnx',
-           'write_backbone']
+           'write_backbone', 'write_vectors']
 
-# %% ../nbs/19_weights.ipynb #d2ed6f69
-import json, shutil
+# %% ../nbs/19_weights.ipynb #cc41edf2
+import contextlib, json, shutil
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +21,7 @@ from transformers import AutoModel, DistilBertConfig, DistilBertModel, LlamaConf
 from .backbones import _read_bert
 from .config import UserError
 
-# %% ../nbs/19_weights.ipynb #7ee914d3
+# %% ../nbs/19_weights.ipynb #00d82be5
 _AS_DISTILBERT = {'attention.self.query': 'attention.q_lin', 'attention.self.key': 'attention.k_lin', 'attention.self.value': 'attention.v_lin', 'attention.output.dense': 'attention.out_lin',
                   'attention.output.LayerNorm': 'sa_layer_norm', 'intermediate.dense': 'ffn.lin1', 'output.dense': 'ffn.lin2', 'output.LayerNorm': 'output_layer_norm'}
 
@@ -44,7 +44,7 @@ def bert_as_distilbert(
     model.load_state_dict(renamed)   # strict: nothing missing, nothing left over
     return model.eval()
 
-# %% ../nbs/19_weights.ipynb #126e551b
+# %% ../nbs/19_weights.ipynb #3bfc36af
 def first_layers(
     model: LlamaModel,
     layers: int = 0,  # k; 0 = all
@@ -69,7 +69,7 @@ def llama_from_gguf(
     if not isinstance(model, LlamaModel): raise UserError(f"{files[0]} holds a {type(model).__name__}, not a Llama.")
     return first_layers(model, layers)
 
-# %% ../nbs/19_weights.ipynb #54f0c4e8
+# %% ../nbs/19_weights.ipynb #6b3b0dd5
 def word_vectors(
     folder: Path,     # glove_6B_50d_emb.npy (words x 50) and glove_6B_index.parquet (column index: the words), as the source glove gives them
     words: list[str], # wanted, in lower case
@@ -95,7 +95,7 @@ def vector_tokenizer(
     tokenizer.post_processor = processors.TemplateProcessing(single='$A', pair='$A $B', special_tokens=[])
     return tokenizer
 
-# %% ../nbs/19_weights.ipynb #274c835b
+# %% ../nbs/19_weights.ipynb #01ca3bde
 def distilbert_from_onnx(
     path: Path, # tagger.onnx
 ) -> DistilBertModel:
@@ -138,7 +138,7 @@ def _dequantised(node, made: dict, tensors: dict, which: int | None = None) -> n
             return (q.astype(np.float32) - zero.astype(np.float32).reshape(shape if zero.ndim else ())) * scale.astype(np.float32).reshape(shape if scale.ndim else ())
     raise UserError(f"no constant matrix leads to the operation {node.name or node.op_type}: the graph is not a quantised DistilBERT.")
 
-# %% ../nbs/19_weights.ipynb #06a50d38
+# %% ../nbs/19_weights.ipynb #a10e5c7a
 def write_backbone(
     model: torch.nn.Module, # a transformers base model
     tokenizer: Path,        # tokenizer.json
@@ -146,12 +146,29 @@ def write_backbone(
     origin: str,            # one sentence: what these weights are
 ) -> Path:
     "config.json, model.safetensors, tokenizer.json and ORIGIN.json; a folder that fails half-way is not left behind."
-    folder, new = Path(folder), Path(folder).with_name(Path(folder).name + '.new')
+    with _folder(folder, tokenizer, dict(origin=origin, architecture=type(model).__name__, parameters=sum(p.numel() for p in model.parameters()))) as new:
+        model.config.save_pretrained(new)
+        save_file({k: v.contiguous() for k, v in model.state_dict().items()}, new/'model.safetensors', metadata=dict(format='pt'))
+    return Path(folder)
+
+def write_vectors(
+    vectors: Tensor, # (words, numbers), as from `word_vectors`
+    tokenizer: Path, # tokenizer.json, one id per vector
+    folder: Path,    # to write; replaced
+    origin: str,     # one sentence: what these vectors are
+) -> Path:
+    "vectors.safetensors, tokenizer.json and ORIGIN.json."
+    with _folder(folder, tokenizer, dict(origin=origin, shape=list(vectors.shape))) as new: save_file(dict(vectors=vectors.contiguous()), new/'vectors.safetensors')
+    return Path(folder)
+
+@contextlib.contextmanager
+def _folder(folder: Path, tokenizer: Path, note: dict):
+    "A folder that takes its place when all of it is there."
     if not Path(tokenizer).is_file(): raise UserError(f"no tokenizer {tokenizer}.")
+    new = Path(folder).with_name(Path(folder).name + '.new')
     shutil.rmtree(new, ignore_errors=True); new.mkdir(parents=True)
-    model.config.save_pretrained(new)
-    save_file({k: v.contiguous() for k, v in model.state_dict().items()}, new/'model.safetensors', metadata=dict(format='pt'))
+    yield new
     shutil.copyfile(tokenizer, new/'tokenizer.json')
-    (new/'ORIGIN.json').write_text(json.dumps(dict(origin=origin, architecture=type(model).__name__, parameters=sum(p.numel() for p in model.parameters())), indent=2) + '\n')
+    (new/'ORIGIN.json').write_text(json.dumps(note, indent=2) + '\n')
     shutil.rmtree(folder, ignore_errors=True)
-    return new.rename(folder)
+    new.rename(folder)
