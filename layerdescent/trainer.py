@@ -6,7 +6,7 @@
 __all__ = ['small_input', 'observe', 'ModelReadout', 'DescentTrainer', 'training_step', 'dual_step', 'log', 'evaluation_loop',
            'prediction_step']
 
-# %% ../nbs/18_trainer.ipynb #e2d4b143
+# %% ../nbs/18_trainer.ipynb #5f07219e
 import contextlib
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +22,7 @@ from .perturb import GaussianNoise, Perturbation
 from .readout import LayerReadout, collected, seen_by_head
 from .train import DescentConstrained, Objective, joint, make_objective
 
-# %% ../nbs/18_trainer.ipynb #13068e42
+# %% ../nbs/18_trainer.ipynb #1a6c9d0d
 def small_input(model: nn.Module) -> dict[str, Tensor]: # arguments of its forward, one example
     "The least that a model of texts or of images can be asked."
     name, device = getattr(model, 'main_input_name', 'input_ids'), next(model.parameters()).device
@@ -54,7 +54,7 @@ def observe(
     if norm is None: raise UserError(f"{type(base).__name__} does more after its last layer than one module does: it cannot be read layer by layer. If the stack is another one, name it with layers=.")
     return len(states) - 1, norm
 
-# %% ../nbs/18_trainer.ipynb #1fa2cdc1
+# %% ../nbs/18_trainer.ipynb #1c3f4b2b
 class _Answer(BaseModelOutputWithPooling):
     "What a base model returned: what a head asks for beyond it is None."
     def __getattr__(self, name):
@@ -71,7 +71,7 @@ class _Base(nn.Module):
 
     def forward(self, *args, **kwargs): return self.answer
 
-# %% ../nbs/18_trainer.ipynb #b84c97bd
+# %% ../nbs/18_trainer.ipynb #8ac499b0
 class ModelReadout(LayerReadout):
     "A transformers classifier, of texts or images, whose forward gives the logits of every layer through its one head."
     def __init__(self,
@@ -105,7 +105,7 @@ class ModelReadout(LayerReadout):
         if self.readout != 'stock': return torch.stack([self._head(s, inputs) for s in states])
         return torch.stack([*(self._head(s, inputs) for s in states[:-1]), stock])
 
-# %% ../nbs/18_trainer.ipynb #1aab5e77
+# %% ../nbs/18_trainer.ipynb #bfc11242
 def _head(self: ModelReadout, states: Tensor, inputs: dict[str, Tensor]) -> Tensor:
     "The stock model's logits (B, C) if its last layer had produced `states`."
     if self.norm_name is not None: states = self._base.get_submodule(self.norm_name)(states)
@@ -131,7 +131,7 @@ def _check_head(self: ModelReadout, probe: dict[str, Tensor]) -> None:
 
 ModelReadout._head, ModelReadout._check_head = _head, _check_head
 
-# %% ../nbs/18_trainer.ipynb #6c85cdd9
+# %% ../nbs/18_trainer.ipynb #f051ecb9
 @contextlib.contextmanager
 def _perturbed(self: ModelReadout, perturb: Callable, mask: Tensor | None):
     "Perturb X_0 as long as this lasts: over a backward pass too, in which gradient checkpointing calls the first layer again."
@@ -157,7 +157,7 @@ def _is_encoder(model: nn.Module) -> bool:
     "Whether padding is known from the mask alone: decoders find the last token by comparing with pad_token_id."
     return not hasattr(model, 'score')
 
-# %% ../nbs/18_trainer.ipynb #b1170af1
+# %% ../nbs/18_trainer.ipynb #51431bfa
 def _objective(spec: dict, depth: int) -> Objective:
     "An objective from METHOD's names; those that TrainingArguments have are refused."
     own = [k for k in ('learning_rate', 'weight_decay', 'stop') if k in spec]
@@ -181,19 +181,20 @@ def _check_supported(trainer: 'DescentTrainer') -> None:
         (args.torch_compile, "torch_compile is not supported: layers are read with hooks"),
         (args.label_smoothing_factor != 0 or trainer.compute_loss_func is not None, "label smoothing and compute_loss_func are not supported: the loss of every layer is the cross-entropy"),
         (trainer.model.config.num_labels < 2, "num_labels must be at least 2"),
+        (not hasattr(trainer.perturbation, 'bind'), f"perturbation must be a Perturbation such as GaussianNoise(0.1), not {trainer.perturbation!r}"),
         (args.gradient_checkpointing and shared, "gradient checkpointing of a model whose layers are shared is not supported"),
         (args.gradient_accumulation_steps > 1 and isinstance(trainer.objective, DescentConstrained) and isinstance(trainer.objective.constraint, Ratio),
             "the ratio form is not linear in the losses, so accumulated gradients would not be the whole batch's: use gradient_accumulation_steps=1 or the difference form"),
     ]:
         if wrong: raise UserError(f'DescentTrainer: {why}.')
 
-# %% ../nbs/18_trainer.ipynb #78e39017
+# %% ../nbs/18_trainer.ipynb #f3338cf4
 class _DualStep(TrainerCallback):
     "Calls the dual step after every optimiser step."
     def __init__(self, trainer: 'DescentTrainer'): self.trainer = trainer
     def on_optimizer_step(self, args, state, control, **kwargs): self.trainer.dual_step()
 
-# %% ../nbs/18_trainer.ipynb #dca749fb
+# %% ../nbs/18_trainer.ipynb #c8a6eabb
 class DescentTrainer(Trainer):
     """A `transformers.Trainer` for classifiers whose loss is an objective over the losses of all layers. All other arguments are the Trainer's;
     learning rate, weight decay and steps are those of its `TrainingArguments`."""
@@ -233,7 +234,7 @@ class DescentTrainer(Trainer):
         value = self.objective.loss(losses)                                                         # Lagrangian
         return (value, dict(logits=logits[-1])) if return_outputs else value
 
-# %% ../nbs/18_trainer.ipynb #1e13ec13
+# %% ../nbs/18_trainer.ipynb #f8ce4496
 def training_step(self: DescentTrainer, model, inputs, num_items_in_batch=None):
     "One piece's forward and backward, under this piece's noise."
     size, world = self.args.per_device_train_batch_size, self.args.world_size
@@ -253,7 +254,7 @@ def dual_step(self: DescentTrainer) -> None:
 
 DescentTrainer.training_step, DescentTrainer.dual_step = training_step, dual_step
 
-# %% ../nbs/18_trainer.ipynb #b6862f7e
+# %% ../nbs/18_trainer.ipynb #a50e26b3
 def log(self: DescentTrainer, logs: dict, start_time: float | None = None) -> None:
     "The Trainer's log, with layer losses, violations and multipliers."
     if 'loss' in logs and self._since_log:
