@@ -15,9 +15,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from transformers import AutoModelForSequenceClassification
 
-from .backbones import freeze, seeded
+from .backbones import freeze, pretrained, seeded
 from .config import UserError
 from .readout import masked_mean
 from .study import Setting
@@ -105,9 +104,8 @@ def _text_ut(folder: Path, classes: int, seed: int, layers: int = 6, width: int 
     return seeded(lambda: TextUT(load_file(folder/'vectors.safetensors')['vectors'], classes, layers, width), 'text ut', seed)
 
 def _pretrained(folder: Path, classes: int, seed: int, readout: str = 'mean', frozen: tuple = (), pad: int = 0, lora: int = 0, targets: tuple = ('q_proj', 'v_proj')) -> ModelReadout:
-    if not (folder/'config.json').is_file(): raise UserError(f"{folder} holds no pretrained model (no config.json): run its prepare_weights stage first, or give a folder that save_pretrained wrote.")
-    model = seeded(lambda: AutoModelForSequenceClassification.from_pretrained(folder, num_labels=classes, pad_token_id=pad, local_files_only=True), 'head', seed)
-    model = freeze(model, list(frozen))
+    model = freeze(pretrained(folder, classes, seed), list(frozen))
+    model.config.pad_token_id = pad   # what prepare_text padded with: decoders find the last token by it
     return ModelReadout(seeded(lambda: with_lora(model, lora, 2. * lora, tuple(targets)), 'lora', seed) if lora else model, readout)
 
 CLASSIFIERS = {
