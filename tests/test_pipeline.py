@@ -15,7 +15,7 @@ def status(folder): return git(folder, 'status', '--porcelain').stdout
 
 
 def test_one_command_makes_every_result(smoke):
-    figures = [f'results/figures/{name}.{kind}' for name in ('fig1', 'fig2', 'fig3', 'frames', 'regime', 'regime_video') for kind in ('png', 'pdf')]
+    figures = [f'results/figures/{name}.{kind}' for name in ('fig1', 'fig2', 'fig3', 'fig4', 'fig5', 'frames', 'regime', 'regime_video') for kind in ('png', 'pdf')]
     tables = [f'results/tables/{name}' for name in ('table1.csv', 'table1.md', 'table2.csv', 'table2.md', 'peers-fig2-scenes-dust.csv', 'peers-fig2-scenes-dust.md')]
     for path in (*figures, *tables, 'results/claims.json', 'results/metrics.json'): assert (smoke/path).stat().st_size > 0
     assert list((smoke/'results'/'metrics').glob('*.csv'))
@@ -23,7 +23,7 @@ def test_one_command_makes_every_result(smoke):
     assert isinstance(claims, list) and claims
     for claim in claims:
         assert {'id', 'statement', 'profile', 'effect', 'low', 'high', 'n_seeds', 'p', 'verdict', 'artifact', 'stage'} <= claim.keys()
-    assert {'C1', 'C2', 'C3', 'C4', 'C6'} <= {claim['id'] for claim in claims}
+    assert {'C1', 'C2', 'C3', 'C4', 'C5', 'C6', 'C10'} <= {claim['id'] for claim in claims}
     assert len({(claim['artifact'], claim['id']) for claim in claims}) == len(claims)
 
 

@@ -1,11 +1,14 @@
 "What a notebook cannot show of the text side: other processes give the same bytes, and the real reviews and tokenizer, where they are on disk."
+import json
 import subprocess
 import sys
 
 import numpy as np
+import pandas as pd
 import pytest
 from conftest import ROOT, environment
 
+from layerdescent.config import read_yaml
 from layerdescent.text import deduplicate, leakage, load_tokenizer, read_reviews, split_documents, tokenise
 
 PROGRAM = '''
@@ -55,3 +58,22 @@ def test_tokens_are_those_of_the_stock_tokenizer_with_the_middle_cut_out(reviews
         assert lengths[row] == len(full)
         expected = full if len(full) <= 64 else full[:17] + full[-47:]
         np.testing.assert_array_equal(tokens.input_ids[row, :len(expected)], expected)
+
+
+def chosen(trials, kind, gamma_train):
+    "The rule of regime.ipynb: of a method's trials that never reached the cap the one with the lowest validation loss of the last layer under the noise of training."
+    last = trials[(trials.kind == kind) & (trials.layer == trials.layer.max()) & ((trials.gamma - gamma_train).abs() < 1e-9) & (trials.at_max == 0)]
+    return json.loads(last.loc[last.loss.idxmin()].spec)
+
+
+@pytest.mark.parametrize('name', ['ut', 'distilbert', 'roberta', 'llama'])
+def test_the_settings_of_figure_4_are_the_ones_chosen_among_equal_trials(name):
+    study = read_yaml(ROOT/'params.yaml')['train_text'][f'fig4-rt-{name}']
+    trials = pd.read_csv(ROOT/'results'/'tuning'/f'text-{name}.csv')
+    assert trials.groupby('kind').trial.nunique().nunique() == 1, 'every method has as many trials'
+    setting = json.loads(trials.setting.iloc[0])
+    assert {k: study[k] for k in ('architecture', 'options', 'steps', 'gamma_train', 'noise_scale')} == {k: setting[k] for k in ('architecture', 'options', 'steps', 'gamma_train', 'noise_scale')}
+    assert not set(trials.seed) & set(study['seeds'])
+    for method, spec in study['methods'].items():
+        wanted = chosen(trials, spec['kind'], study['gamma_train'])
+        assert {k: spec[k] for k in wanted} == wanted, method
