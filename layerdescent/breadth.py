@@ -7,7 +7,7 @@ __all__ = ['KNOBS', 'SYSTEMS', 'SHADES', 'score_gain', 'gain_cells', 'over_studi
            'responds', 'joint_claim', 'in_distribution', 'printed_in_distribution', 'accuracy_grid',
            'accuracy_grid_caption', 'ablation_styles', 'ablation_figure', 'ablation_caption']
 
-# %% ../nbs/23_breadth.ipynb #72b48e91
+# %% ../nbs/23_breadth.ipynb #ccf81eda
 import itertools, math
 from collections.abc import Sequence
 
@@ -19,7 +19,7 @@ from .config import UserError
 from .evaluate import MIN_SEEDS, SCORES, claim, component, constraint_activity, joint_activity, markdown_table, noise_levels, outcome, paired_interval, per_seed, rmse_reduction, table_task, tally
 from .plots import METHODS, MethodStyle, described, family, last_layer, panel_letters, paper_style, reported, seed_bars, seeds_words, settle, shifts
 
-# %% ../nbs/23_breadth.ipynb #41375218
+# %% ../nbs/23_breadth.ipynb #fb2f6517
 def score_gain(
     table: pd.DataFrame,     # tidy metrics of one study
     treated: str, control: str,
@@ -44,7 +44,7 @@ def gain_cells(
             cells.append(dict(study=key, arch=table.arch.iloc[0], gamma=gamma, beyond_training=bool(gamma > trained + 1e-6), **{k: one[k] for k in ('effect', 'low', 'high', 'n_seeds')}, outcome=outcome(one, idle, min_seeds)))
     return cells
 
-# %% ../nbs/23_breadth.ipynb #d14aa59c
+# %% ../nbs/23_breadth.ipynb #64998f0f
 def over_studies(
     values: dict,                         # study -> one number per seed
     shared: Sequence[Sequence[str]] = (), # groups of studies whose models began as the same weights
@@ -74,7 +74,7 @@ def degrade_gracefully(
     won = tally(outcome(component('', gains[key], min_seeds=min_seeds), constraint_activity(table, treated).get('reason', ''), min_seeds) for key, table in tables.items())
     return row | dict(cells=tally(c['outcome'] for c in grid), cells_beyond=tally(c['outcome'] for c in grid if c['beyond_training']), studies=won)
 
-# %% ../nbs/23_breadth.ipynb #72c90e91
+# %% ../nbs/23_breadth.ipynb #435b44a8
 KNOBS = dict(alpha='alpha', eta_dual='dual rate')
 
 def one_study(
@@ -92,6 +92,7 @@ def one_study(
     noise_levels(table)   # one noise of training
     return table
 
+# %% ../nbs/23_breadth.ipynb #d1677efe
 def responds(
     table: pd.DataFrame,    # tidy metrics of one study, with all the methods
     methods: dict,          # method -> value of the knob
@@ -123,7 +124,7 @@ def joint_claim(
     parts = [part | dict(name=f"{row['id']}: {part['name']}", part=f"{row['id']}: {part['part']}") for row in rows for part in row['components']]
     return claim(id, statement, parts, {k: rows[0][k] for k in ('largest_multiplier', 'fraction_at_max', 'reason', 'note') if k in rows[0]}, **context)
 
-# %% ../nbs/23_breadth.ipynb #40623999
+# %% ../nbs/23_breadth.ipynb #04669d25
 def in_distribution(
     tables: dict, # study -> its tidy metrics
     treated: str = 'constrained', control: str = 'erm',
@@ -156,7 +157,7 @@ def printed_in_distribution(
         lines.append([f'{first.dataset}, {first.arch}, L = {first.depth}', dict(rmse='RMSE').get(first.metric, first.metric), *(cell(parts[noise], q) for noise in parts for q in (control, treated, 'gain')), verdicts.get(key, '')])
     return markdown_table(lines, ['study', 'score', *(f'{q}, {words}' for words in ('clean', 'training noise') for q in (control, treated, 'gain')), 'C6'])
 
-# %% ../nbs/23_breadth.ipynb #f7a8e3bf
+# %% ../nbs/23_breadth.ipynb #a6e8ecfa
 SYSTEMS = {'ut': ('UT', '#00795C'), 'distilbert': ('DistilBERT class', '#A65E00'), 'roberta': ('RoBERTa class', '#0072B2'), 'llama': ('Llama', '#B0508B')} # arch in the table -> name, colour
 
 def _cell(above, below, table: pd.DataFrame, treated: str, control: str) -> None:
@@ -178,7 +179,7 @@ def _noise_axis(ax, table: pd.DataFrame, gammas) -> None:
     ax.axvline(noise_levels(table)[0], color='.55', linewidth=.8, zorder=0)
     ax.set_xticks(gammas, [f'{g:g}' for g in gammas])
 
-# %% ../nbs/23_breadth.ipynb #f343ea16
+# %% ../nbs/23_breadth.ipynb #11ae38ba
 def accuracy_grid(
     tables: dict, # study -> tidy table of one data set and architecture
     treated: str = 'constrained', control: str = 'erm',
@@ -203,7 +204,7 @@ def accuracy_grid(
         fig.align_ylabels(axes[:, 0])
         return settle(fig)
 
-# %% ../nbs/23_breadth.ipynb #896b9f3f
+# %% ../nbs/23_breadth.ipynb #038afcb8
 def _noise_unit(tables) -> str:
     "In what unit the noise is, for captions."
     relative = {r for t in tables for r in reported(t, 'noise_relative')}
@@ -224,7 +225,7 @@ def accuracy_grid_caption(
         f"Gains are differences of the two accuracies on the same seed, test examples and noise, filled where the 95 % interval excludes 0 (a win or a loss). Beyond the noise of training: {counts}.",
         f"Studies: {'. '.join(settings(t) for t in tables.values())}.", seeds_words(tables.values(), 'test examples'), trained, differs] if part)
 
-# %% ../nbs/23_breadth.ipynb #985a00f1
+# %% ../nbs/23_breadth.ipynb #32260d92
 SHADES = ('#9ECAE1', '#4292C6', '#08519C', '#041F3D') # from the smallest value to the largest
 
 def ablation_styles(
@@ -268,7 +269,7 @@ def ablation_figure(
         panel_letters(first)
         return settle(fig)
 
-# %% ../nbs/23_breadth.ipynb #3a1a7d28
+# %% ../nbs/23_breadth.ipynb #79067714
 def ablation_caption(
     table: pd.DataFrame, # as for `ablation_figure`
     knobs: dict,
