@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['CLASSIFIERS', 'masked_attention_step', 'TextUT', 'with_lora', 'merged', 'Classifier', 'make_classifier',
-           'ClassifierSetting']
+           'ClassifierSetting', 'check_texts']
 
 # %% ../nbs/20_classifiers.ipynb #9b99580d
 import math
@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from .backbones import freeze, pretrained, seeded
 from .config import UserError
-from .readout import masked_mean
+from .readout import LayerReadout, masked_mean
 from .study import Setting
-from .trainer import ModelReadout
+from .text import TokenSet
 from .unrolled import proximal_step
 
 # %% ../nbs/20_classifiers.ipynb #cf627095
@@ -103,10 +103,10 @@ def _text_ut(folder: Path, classes: int, seed: int, layers: int = 6, width: int 
     if not (folder/'vectors.safetensors').is_file(): raise UserError(f"{folder} has no vectors.safetensors: run its prepare_weights stage first.")
     return seeded(lambda: TextUT(load_file(folder/'vectors.safetensors')['vectors'], classes, layers, width), 'text ut', seed)
 
-def _pretrained(folder: Path, classes: int, seed: int, readout: str = 'mean', frozen: tuple = (), pad: int = 0, lora: int = 0, targets: tuple = ('q_proj', 'v_proj')) -> ModelReadout:
-    model = freeze(pretrained(folder, classes, seed), list(frozen))
+def _pretrained(folder: Path, classes: int, seed: int, readout: str = 'mean', frozen: tuple = (), dropout: float = 0., pad: int = 0, lora: int = 0, targets: tuple = ('q_proj', 'v_proj')) -> LayerReadout:
+    model = freeze(pretrained(folder, classes, seed, dropout), list(frozen))
     model.config.pad_token_id = pad   # what prepare_text padded with: decoders find the last token by it
-    return ModelReadout(seeded(lambda: with_lora(model, lora, 2. * lora, tuple(targets)), 'lora', seed) if lora else model, readout)
+    return LayerReadout(seeded(lambda: with_lora(model, lora, 2. * lora, tuple(targets)), 'lora', seed) if lora else model, readout)
 
 CLASSIFIERS = {
     'ut': Classifier('UT on GloVe vectors, tied', 'ut', _text_ut),
@@ -141,3 +141,19 @@ class ClassifierSetting(Setting):
     def model(self, seed: int) -> nn.Module:
         "The system of a seed, before training."
         return make_classifier(self.architecture, self.folder, self.classes, seed, self.options)
+
+# %% ../nbs/20_classifiers.ipynb #8a3c0c01
+def check_texts(
+    model: nn.Module,     # from `make_classifier`
+    tokens: TokenSet,     # texts with labels
+    classes: int,         # C
+    name: str = 'texts',  # what the error calls them
+) -> None:
+    "Refuse what a classifier cannot be trained on or scored with: labels that are not its classes, one class only, texts longer than its positions."
+    present = tokens.labels.unique().tolist()
+    if len(present) < 2 or not set(present) <= set(range(classes)): raise UserError(f"{name}: the labels must be classes from 0 to {classes - 1}, at least two of them, not {present[:10]}.")
+    config = getattr(getattr(model, 'model', None), 'config', None)
+    positions = getattr(config, 'max_position_embeddings', None)
+    if positions is None: return
+    longest, places = int(tokens.attention_mask.sum(1).max()), positions - (config.pad_token_id + 1 if config.model_type in ('roberta', 'xlm-roberta') else 0)   # RoBERTa counts from behind the padding's row
+    if longest > places: raise UserError(f"{name}: a text has {longest} tokens, and {type(model.model).__name__} has {places} positions: prepare them with max_length {places} or less.")

@@ -59,7 +59,9 @@ def make_denoiser(
     given = checked(this.options(), options or {}, f'denoiser {name}') | this.fixed | dict(patch=patch, frames=frames)
     if bad := [k for k, v in given.items() if isinstance(v, int | float) and not 0 <= v < math.inf]: raise UserError(f"denoiser {name}: {bad[0]} must be finite and not negative, not {given[bad[0]]}.")
     takes = inspect.signature(this.make).parameters
-    return seeded(lambda: this.make(**{k: v for k, v in given.items() if k in takes}), 'denoiser', name, seed).eval()
+    model = seeded(lambda: this.make(**{k: v for k, v in given.items() if k in takes}), 'denoiser', name, seed).eval()
+    model.patch = patch
+    return model
 
 # %% ../nbs/16_denoise.ipynb #508469d8
 def parameter_count(
@@ -92,11 +94,12 @@ def denoise_clip(
     model: PatchDenoiser,  # in evaluation mode
     clip: Tensor,          # noisy frames, floats of shape (T, H, W); H and W are multiples of the patch
     patch: int,            # p
-    batch_size: int = 1024,# patch positions at a time
+    batch_size: int = 128, # patch positions at a time; more are slower on a CPU
 ) -> Tensor:               # every layer's prediction, shape (L+1, T, H, W)
     "Denoise whole frames patch by patch; neighbouring patches do not overlap and are not blended."
     if clip.ndim != 3 or not clip.is_floating_point() or not clip.isfinite().all(): raise UserError(f"a clip must be finite floats of shape (frames, height, width), not {clip.dtype} of shape {tuple(clip.shape)}{'' if clip.isfinite().all() else ' with NaN or infinite pixels'}.")
     if min(patch, batch_size) < 1: raise UserError(f"patch and batch_size must be at least 1, not {patch} and {batch_size}.")
+    if patch != getattr(model, 'patch', patch): raise UserError(f"the model was built for patches of {model.patch} x {model.patch} pixels, not {patch} x {patch}.")
     T, H, W = clip.shape
     if H % patch or W % patch: raise UserError(f"frames of {H} x {W} pixels cannot be cut into patches of {patch} x {patch}: crop them first.")
     tokens = clip.reshape(T, H // patch, patch, W // patch, patch).permute(1, 3, 0, 2, 4).reshape(-1, T, patch**2)

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from .config import UserError
-from .readout import collected
-from .trainer import ModelReadout
+from .readout import LayerReadout, collected
 
 # %% ../nbs/21_exit.ipynb #829d1605
 @dataclass
@@ -38,7 +37,7 @@ def check_exit(exit: int | str, depth: int, threshold: float, first: int) -> Non
 # %% ../nbs/21_exit.ipynb #1117ac5c
 @torch.no_grad()
 def predict(
-    reader: ModelReadout,           # a model read layer by layer
+    reader: LayerReadout,           # a model read layer by layer
     inputs: dict[str, Tensor],      # the model's arguments, without labels
     exit: int | str = 'confidence', # a layer from 0 to L, or "confidence"
     threshold: float = .9,          # the class probability that is enough, in (0, 1]
@@ -52,12 +51,12 @@ def predict(
         nonlocal l, waiting
         l += 1
         if l < (exit if isinstance(exit, int) else min(first, reader.depth)): return
-        here = reader._head(state, inputs).cpu()
+        here = reader.read(state, inputs).cpu()
         leaves = torch.ones(len(waiting), dtype=torch.bool) if l in (exit, reader.depth) else here[waiting].softmax(-1).amax(-1) >= threshold
         logits.append((waiting[leaves], here[waiting[leaves]])); layer.append((waiting[leaves], torch.full((int(leaves.sum()),), l)))
         waiting = waiting[~leaves]
         if not len(waiting): raise _Stop
-    with contextlib.suppress(_Stop), collected(reader._stack, look): reader.model(**inputs)
+    with contextlib.suppress(_Stop), collected(reader.stack, look): reader.model(**inputs)
     order = torch.cat([places for places, _ in logits]).argsort()
     return Exited(*(torch.cat([values for _, values in found])[order] for found in (logits, layer)), l)
 

@@ -32,8 +32,8 @@ def layer_scores(
     device: str = 'cpu',      # where the model is
     shift: Callable[[float], Perturbation] = GaussianNoise, # gamma -> perturbation, e.g. `partial(GaussianNoise, scale='rms')`
     criterion: Callable = sample_losses, # predictions (L+1, B, ...), labels (B, ...) -> losses (L+1, B), see 01_descent
-) -> dict: # loss float32 (G, L+1, N) in the criterion's unit; for classes correct uint8 (G, L+1, N); energy float32 (G, L+1, N) where the model has one; index int64 (N,) = rows
-    "The loss of every example at every layer under every noise level, and with class labels whether it is classified correctly."
+) -> dict: # loss float32 (G, L+1, N) in the criterion's unit; for classes correct uint8 and confidence float32 (G, L+1, N), the largest class probability; energy float32 (G, L+1, N) where the model has one; index int64 (N,) = rows
+    "The loss of every example at every layer under every noise level, and with class labels whether it is classified correctly and how sure the model is."
     rows = torch.as_tensor(rows, dtype=torch.long)
     if not len(rows) or rows.min() < 0 or rows.max() >= len(examples): raise UserError(f"layer_scores needs row numbers from 0 to {len(examples) - 1}, not {rows.tolist()[:5]}...")
     if not len(gammas): raise UserError("layer_scores needs at least one noise level, e.g. gammas = [0.0].")
@@ -46,7 +46,7 @@ def layer_scores(
             energies = []
             predictions = model(**inputs, perturb=shift(gamma).bind(seeds), **(dict(energies=energies) if native else {}))
             found = dict(loss=_checked_losses(predictions, labels, gamma, criterion))
-            if not labels.is_floating_point(): found['correct'] = (predictions.argmax(-1) == labels).to(torch.uint8)
+            if not labels.is_floating_point(): found |= dict(correct=(predictions.argmax(-1) == labels).to(torch.uint8), confidence=predictions.float().softmax(-1).amax(-1))
             if native: found['energy'] = torch.stack(energies)
             for name, values in found.items():
                 if name not in scores: scores[name] = torch.empty(len(gammas), len(predictions), len(rows), dtype=torch.uint8 if name == 'correct' else torch.float32)
@@ -90,7 +90,7 @@ def save_scores(
 
 def load_scores(
     folder: Path | str, # holds scores.safetensors and runs.json
-) -> tuple:             # gammas: list of G floats; scores: (method, seed) -> dict(loss, index, correct or energy where there); runs: list of dicts
+) -> tuple:             # gammas: list of G floats; scores: (method, seed) -> dict(loss, index, correct, confidence or energy where there); runs: list of dicts
     "Read the scores of a study and check that they are paired."
     for name in ('scores.safetensors', 'runs.json'):
         if not (Path(folder)/name).is_file(): raise UserError(f"no {name} in {folder}: run the train stage of this study first.")
@@ -109,7 +109,7 @@ def _check_paired(scores: dict, where) -> None:
     "Every method has the same seeds on the same rows, and no row belongs to two seeds."
     rows, seeds = {}, {}
     for (method, seed), run in sorted(scores.items()):
-        if not {'loss', 'index'} <= set(run) <= {'loss', 'index', 'correct', 'energy'}: raise UserError(f"{where}: run {method}/{seed} has {sorted(run)}; it needs index and loss, and may have correct and energy.")
+        if not {'loss', 'index'} <= set(run) <= {'loss', 'index', 'correct', 'confidence', 'energy'}: raise UserError(f"{where}: run {method}/{seed} has {sorted(run)}; it needs index and loss, and may have correct, confidence and energy.")
         seeds.setdefault(method, set()).add(seed)
         if not np.array_equal(rows.setdefault(seed, run['index']), run['index']): raise UserError(f"{where}: seed {seed} of {method} was scored on other test rows than the other methods, so nothing can be paired.")
     if len(set(map(frozenset, seeds.values()))) > 1: raise UserError(f"{where}: the methods have different seeds ({', '.join(f'{m}: {sorted(s)}' for m, s in seeds.items())}).")
@@ -137,7 +137,7 @@ def synthetic_scores(
         margin = margins.get(method, 2.3 * depth)[None, :, None] * (keep + .5 * example * depth[None, :, None]) + .1 * own.normal(size=(len(gammas), layers + 1, examples))
         loss, index = np.log1p(np.exp(-margin)), np.arange(examples) + seed * examples
         if task == 'video': loss = .002 * loss + .05 * np.asarray(gammas)[:, None, None]**2 * (1.1 if method == 'erm' else 1.)
-        scores[method, seed] = dict(loss=loss.astype(np.float32), index=index) | ({} if task == 'video' else dict(correct=(margin > 0).astype(np.uint8)))
+        scores[method, seed] = dict(loss=loss.astype(np.float32), index=index) | ({} if task == 'video' else dict(correct=(margin > 0).astype(np.uint8), confidence=(1 / (1 + np.exp(-np.abs(margin)))).astype(np.float32)))
         runs.append(dict(method=method, kind=method.partition('-')[0], seed=seed, lr=5e-5, alpha=.05, noise_scale='absolute', steps=100, gamma_train=gamma_train, L=layers))
         if method.startswith('constrained'):
             runs[-1] |= dict(fraction_active=.8, fraction_violated=.4, fraction_at_max=0., final_multipliers=[round(x, 3) for x in np.linspace(1, 0, layers)])

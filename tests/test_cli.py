@@ -29,7 +29,7 @@ def test_an_unknown_notebook_names_those_there_are(checkout):
 
 
 def test_an_unknown_key_names_those_there_are(checkout):
-    fails_with_one_line(cli(checkout, 'run', 'train', 'fig99'), "no entry 'fig99'")
+    fails_with_one_line(cli(checkout, 'run', 'train_text', 'fig99'), "no entry 'fig99'")
 
 
 def test_an_unknown_or_mistyped_parameter_is_one_sentence_and_writes_nothing(checkout):
@@ -73,7 +73,7 @@ def test_a_changed_download_fails_the_cpu_profile(checkout):
 
 def test_the_plan_says_stages_minutes_and_disk(checkout):
     said = command(checkout, 'python', '-m', 'layerdescent.pipeline', 'plan').stdout
-    assert all(word in said for word in ('Profile cpu', 'minutes', 'GiB of disk', 'train@fig1-imdb-minilm'))
+    assert all(word in said for word in ('Profile cpu', 'minutes', 'GiB of disk', 'train_text@fig1-imdb-minilm'))
 
 
 def test_outside_a_checkout_the_error_says_so(tmp_path):

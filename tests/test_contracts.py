@@ -107,7 +107,7 @@ def test_a_profile_type_checks_against_the_notebooks(path):
 @pytest.mark.parametrize('path', PROFILES, ids=stem)
 def test_every_method_of_a_profile_makes_an_objective(path):
     from layerdescent.train import METHOD, make_objective
-    for section in ('train', 'train_video', 'train_text'):
+    for section in ('train_video', 'train_text'):
         for key, entry in sections(path).get(section, {}).items():
             for name, spec in entry['methods'].items(): make_objective(checked(METHOD, spec, f'{path.name}, {section}.{key}.methods.{name}'), 6, name)
 

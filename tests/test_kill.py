@@ -12,7 +12,7 @@ import pytest
 import yaml
 from conftest import command, environment
 
-STAGE, KEY = 'train@killed', 'killed'
+STAGE, KEY = 'train_text@killed', 'killed'
 
 
 def wait(condition, seconds, what):
@@ -39,7 +39,7 @@ def processes(project):
 def set_test_rows(project, rows, workers=1):
     "Another number of test rows, or of workers, is another stage to DVC and the same training."
     values = yaml.safe_load((project/'params.yaml').read_text())
-    values['train'][KEY] |= dict(test_rows=rows, workers=workers)
+    values['train_text'][KEY] |= dict(test_rows=rows, workers=workers)
     (project/'params.yaml').write_text(yaml.safe_dump(values, sort_keys=False))
 
 
@@ -57,11 +57,11 @@ def project(smoke, tmp_path_factory):
     folder = tmp_path_factory.mktemp('kill')/'project'
     shutil.copytree(smoke, folder, symlinks=True, ignore=shutil.ignore_patterns('runs'))
     values = yaml.safe_load((folder/'params.yaml').read_text())
-    stage = next(iter(values['train'].values()))
+    stage = next(iter(values['train_text'].values()))
     stage |= dict(methods={'erm': stage['methods']['erm'], 'constrained': stage['methods']['constrained']}, seeds=[0], steps=200, test_rows=30)
-    values['train'] = {KEY: stage}
+    values['train_text'] = {KEY: stage}
     (folder/'params.yaml').write_text(yaml.safe_dump(values, sort_keys=False))
-    command(folder, sys.executable, '-m', 'layerdescent.pipeline', 'run', 'train', KEY)
+    command(folder, sys.executable, '-m', 'layerdescent.pipeline', 'run', 'train_text', KEY)
     return folder, weights(folder)
 
 
@@ -106,7 +106,7 @@ def test_a_second_trainer_is_refused_with_the_number_of_the_first(project):
     first = subprocess.Popen([sys.executable, '-c', code], env=environment(folder), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         first.stdout.readline()
-        done = command(folder, sys.executable, '-m', 'layerdescent.pipeline', 'run', 'train', KEY, check=False)
+        done = command(folder, sys.executable, '-m', 'layerdescent.pipeline', 'run', 'train_text', KEY, check=False)
     finally:
         first.kill()
         first.communicate()

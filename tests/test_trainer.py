@@ -11,8 +11,7 @@ from transformers import AutoConfig, AutoModelForImageClassification, AutoModelF
 
 from layerdescent.config import UserError
 from layerdescent.descent import sample_losses
-from layerdescent.readout import collected
-from layerdescent.trainer import ModelReadout
+from layerdescent.readout import LayerReadout, collected
 
 SMALL = dict(vocab_size=60, hidden_size=16, num_hidden_layers=3, num_attention_heads=2, intermediate_size=32, num_labels=3, pad_token_id=0, max_position_embeddings=40)
 DECODER = dict(num_key_value_heads=1)
@@ -45,11 +44,11 @@ def inputs_of(family, left=False):
 @pytest.mark.parametrize('family, left', [(f, False) for f in FAMILIES] + [(f, True) for f in DECODERS])
 def test_every_layer_is_read_and_the_last_is_the_stock_model(family, left):
     model, inputs = build(family), inputs_of(family, left)
-    reader = ModelReadout(model)
+    reader = LayerReadout(model)
     with torch.no_grad():
         logits, stock = reader(**inputs), model(**inputs).logits
-        with collected(reader._stack, lambda s: s) as states: model(**inputs)
-        read = reader._head(states[-1], inputs)
+        with collected(reader.stack, lambda s: s) as states: model(**inputs)
+        read = reader.read(states[-1], inputs)
     assert reader.depth == 3 and logits.shape == (4, 4, 3)
     assert (logits[-1] - stock).abs().max() <= 1e-5 and (read - stock).abs().max() <= 1e-5
     assert min((a - b).abs().max() for a, b in zip(logits[1:], logits)) > 1e-7      # layers differ
@@ -58,9 +57,9 @@ def test_every_layer_is_read_and_the_last_is_the_stock_model(family, left):
 @pytest.mark.parametrize('family', FAMILIES)
 def test_a_layers_loss_moves_what_is_below_it_and_nothing_above(family):
     model = build(family)
-    reader = ModelReadout(model)
+    reader = LayerReadout(model)
     sample_losses(reader(**inputs_of(family)), torch.tensor([0, 1, 2, 0]))[1].mean().backward()
-    moved = [sum(p.grad.abs().sum().item() for p in layer.parameters() if p.grad is not None) for layer in reader._stack]
+    moved = [sum(p.grad.abs().sum().item() for p in layer.parameters() if p.grad is not None) for layer in reader.stack]
     head = [p.grad for n, p in model.named_parameters() if n.split('.')[0] in ('score', 'classifier')]
     assert moved[0] > 0 and sum(moved[1:]) == 0 and any(g is not None and g.abs().sum() > 0 for g in head)
 
@@ -68,12 +67,12 @@ def test_a_layers_loss_moves_what_is_below_it_and_nothing_above(family):
 @pytest.mark.parametrize('family', FAMILIES)
 def test_what_was_read_saves_and_loads_in_plain_transformers(family, tmp_path):
     model, inputs = build(family), inputs_of(family)
-    with torch.no_grad(): before = ModelReadout(model)(**inputs)
+    with torch.no_grad(): before = LayerReadout(model)(**inputs)
     model.save_pretrained(tmp_path)
     again = type(model).from_pretrained(tmp_path, attn_implementation='eager').eval()
     with torch.no_grad():
         assert torch.equal(again(**inputs).logits, model(**inputs).logits)
-        assert torch.equal(ModelReadout(again)(**inputs), before)
+        assert torch.equal(LayerReadout(again)(**inputs), before)
 
 
 def test_a_model_without_a_stack_says_how_to_name_it():
@@ -81,8 +80,8 @@ def test_a_model_without_a_stack_says_how_to_name_it():
         def __init__(self, config):
             super().__init__(config)
             self.bert = torch.nn.Linear(2, 2)
-    with pytest.raises(UserError, match='name the nn.ModuleList'): ModelReadout(Flat(build('bert').config))
-    with pytest.raises(UserError, match='has no list of layers'): ModelReadout(build('bert'), layers='encoder.blocks')
+    with pytest.raises(UserError, match='name the nn.ModuleList'): LayerReadout(Flat(build('bert').config))
+    with pytest.raises(UserError, match='has no list of layers'): LayerReadout(build('bert'), layers='encoder.blocks')
 
 
 SCRIPT = '''
