@@ -132,6 +132,7 @@ class _StandIn(nn.Module):
 
     def forward(self, *args, **kwargs): return self.answer
 
+# %% ../nbs/03_readout.ipynb #dfe24577
 class LayerReadout(nn.Module):
     "A transformers classifier, of texts or images, whose forward gives the logits of every layer through its one head."
     def __init__(self,
