@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from .config import UserError
+from .evaluate import THRESHOLDS, exit_layers
 from .readout import LayerReadout, collected
 
 # %% ../nbs/21_exit.ipynb #829d1605
@@ -64,7 +65,7 @@ def predict(
 def exit_curve(
     logits: Tensor,            # of every layer, (L+1, N, C)
     labels: Tensor,            # (N,)
-    thresholds: tuple[float, ...] = (.5, .6, .7, .8, .9, .95, .99, 1.),
+    thresholds: tuple[float, ...] = THRESHOLDS,
     first: int = 1,            # the earliest layer at which confidence counts
 ) -> pd.DataFrame:             # exit ("confidence" or "layer"), at (threshold or layer), depth (mean layers used), accuracy
     "What leaving early costs."
@@ -72,9 +73,7 @@ def exit_curve(
     for threshold in thresholds: check_exit('confidence', depth, threshold, first)
     sure, right = logits.softmax(-1).amax(-1), (logits.argmax(-1) == labels).float()
     for threshold in thresholds:
-        enough = sure >= threshold
-        enough[:first], enough[depth] = False, True
-        layer = enough.int().argmax(0)                                # the first layer that is sure enough
+        layer = torch.from_numpy(exit_layers(sure.cpu().numpy(), threshold, first)).to(right.device)
         rows.append(dict(exit='confidence', at=threshold, depth=layer.float().mean().item(), accuracy=right.gather(0, layer[None]).mean().item()))
     rows += [dict(exit='layer', at=float(l), depth=float(l), accuracy=right[l].mean().item()) for l in range(depth + 1)]
     return pd.DataFrame(rows)

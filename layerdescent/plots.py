@@ -26,7 +26,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 
 from .config import UserError, seed_for, write_bytes
-from .evaluate import noise_levels, paired_interval, per_seed, tally, wins_ties_losses
+from .evaluate import gain_cells, noise_levels, paired_interval, per_seed, tally
 
 # %% ../nbs/14_plots.ipynb #6e5483ff
 DASHES = {'solid': '', 'dashed': (4, 1.8), 'dotted': (1, 1.2), 'dash-dotted': (6, 1.5, 1, 1.5)} # on, off, ... in line widths
@@ -316,7 +316,7 @@ def change_panel(
     control: str = 'erm',
 ):
     "Relative difference of the RMSE to the control's, paired by seed; filled: a win or a loss."
-    color, cells = architecture(table.arch.iloc[0])[1], wins_ties_losses({'': table}, treated, control)
+    color, cells = architecture(table.arch.iloc[0])[1], gain_cells({'': table}, treated, control)
     for cell in cells:
         change, bar = -100 * cell['effect'], None if cell['n_seeds'] < 3 else [[100 * (cell['high'] - cell['effect'])], [100 * (cell['effect'] - cell['low'])]]
         ax.errorbar(cell['gamma'], change, yerr=bar, color=color, marker=METHODS[family(treated)].marker, markeredgewidth=.9, markeredgecolor=color, markerfacecolor=color if cell['outcome'] in ('win', 'loss') else 'white', elinewidth=1)
@@ -392,11 +392,11 @@ def noise_grid_caption(
         rates = ', '.join(f"{METHODS[family(m)].short} learning rate {' or '.join(reported(table, 'lr', m))}" + ''.join(f' and alpha {a:g}' for a in table[table.method == m].alpha.dropna().unique()) for m in (treated, control) if reported(table, 'lr', m))
         return f"{table.dataset.iloc[0]}, {architecture(table.arch.iloc[0])[0]} ({table.depth.iloc[0]} layers{f'; {rates}' if rates else ''})"
     trained_at = sorted({noise_levels(t)[0] for t in cells.values()})
-    counts = ', '.join(f'{n} {what}' for what, n in tally(c['outcome'] for c in wins_ties_losses(tables, treated, control)).items() if n)
+    counts = ', '.join(f'{n} {what}' for what, n in tally(c['outcome'] for c in gain_cells(tables, treated, control) if c['beyond_training']).items() if n)
     return ' '.join(part for part in [study_notes(tables, stand_ins),
         f"{'Left' if single else 'Large panels'}: root of the mean squared error of the last layer, pooled over all pixels, against the standard deviation gamma of the Gaussian noise on the pixels (peak 1, not clipped); solid and filled: {METHODS[family(treated)].label}, dashed and open: {METHODS[control].label}; columns are data sets ({', '.join(datasets)}), rows and colours architectures ({', '.join(architecture(a)[0] for a in archs)}).",
         f"The vertical line marks the noise of training, gamma = {' or '.join(f'{g:g}' for g in trained_at)}.",
-        f"{'Right' if single else 'Strips below'}: relative difference of the two errors, paired by seed, on the same test pixels and noise; below 0 the {METHODS[family(treated)].short} model is better; filled where the 95 % interval excludes 0 (a win or a loss), open for ties and where too few seeds or idle constraints decide nothing: {counts}.",
+        f"{'Right' if single else 'Strips below'}: relative difference of the two errors, paired by seed, on the same test pixels and noise; below 0 the {METHODS[family(treated)].short} model is better; filled where the 95 % interval excludes 0 (a win or a loss), open for ties and where too few seeds or idle constraints decide nothing; beyond the noise of training: {counts}.",
         f"Studies: {'; '.join(settings(t) for t in cells.values())}.", seeds_words(cells.values(), 'test examples'), trained, differs] if part)
 
 # %% ../nbs/14_plots.ipynb #d3cd9257

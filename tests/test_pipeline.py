@@ -15,7 +15,7 @@ def status(folder): return git(folder, 'status', '--porcelain').stdout
 
 
 def test_one_command_makes_every_result(smoke):
-    figures = [f'results/figures/{name}.{kind}' for name in ('fig1', 'fig2', 'fig3', 'fig4', 'fig5', 'frames', 'regime', 'regime_video') for kind in ('png', 'pdf')]
+    figures = [f'results/figures/{name}.{kind}' for name in ('fig1', 'fig2', 'fig3', 'fig4', 'fig5', 'early_exit', 'frames', 'regime', 'regime_video') for kind in ('png', 'pdf')]
     tables = [f'results/tables/{name}' for name in ('table1.csv', 'table1.md', 'table2.csv', 'table2.md', 'peers-fig2-scenes-dust.csv', 'peers-fig2-scenes-dust.md')]
     for path in (*figures, *tables, 'results/claims.json', 'results/metrics.json'): assert (smoke/path).stat().st_size > 0
     assert list((smoke/'results'/'metrics').glob('*.csv'))
