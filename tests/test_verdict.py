@@ -9,7 +9,7 @@ from conftest import ROOT
 
 from layerdescent.config import UserError
 from layerdescent.evaluate import (MIN_SEEDS, VERDICTS, better_at_matched_clean, claim, component, composite_verdict, degrades_gracefully, denoises_better, depth_helps, gain_cells, keeps_quality, layers_descend,
-                                   noise_levels, paired_interval, read_metrics, run_metrics, sign_flip_p, verdict, verdict_sentence)
+                                   paired_interval, read_metrics, run_metrics, sign_flip_p, verdict, verdict_sentence)
 
 SMALLEST = 0.01
 
