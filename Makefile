@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help paper smoke figures test lab docs bench tune readme clean clean-venv git
+.PHONY: help paper smoke rehearse figures test lab docs bench tune readme clean clean-venv git
 
 PYTHON ?= python3
 PIP_ARGS ?=
@@ -31,6 +31,9 @@ endif
 
 smoke: .venv/.installed ## the whole pipeline on generated data and tiny models, in runs/smoke
 	@start=$$(date +%s); $(RUN) worktree smoke; cd 'runs/smoke'; $(RUN) plan; dvc repro; $(RUN) summary --since $$start
+
+rehearse: .venv/.installed ## the paper profile's every stage on tiny stand-ins of its data and weights, in runs/rehearsal
+	@python tests/rehearse.py
 
 figures: .venv/.installed ## one figure and what it needs: make figures FIG=fig2 (PROFILE=ucsd: of another profile, in runs/ucsd)
 ifeq ($(PROFILE),cpu)

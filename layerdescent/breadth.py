@@ -103,7 +103,7 @@ def printed_in_distribution(
     return markdown_table(lines, ['study', 'score', *(f'{q}, {words}' for words in ('clean', 'training noise') for q in (control, treated, 'gain')), 'C6'])
 
 # %% ../nbs/23_breadth.ipynb #a6e8ecfa
-SYSTEMS = {'ut': ('UT', '#00795C'), 'distilbert': ('DistilBERT class', '#A65E00'), 'distilbert-base': ('DistilBERT-base', '#7A3B00'), 'roberta': ('RoBERTa class', '#0072B2'), 'llama': ('Llama', '#B0508B')} # arch in the table -> name, colour
+SYSTEMS = {'ut': ('UT', '#00795C'), 'distilbert': ('DistilBERT class', '#A65E00'), 'distilbert-base': ('DistilBERT-base', '#7A3B00'), 'roberta': ('RoBERTa class', '#0072B2'), 'roberta-large': ('RoBERTa-large', '#003F87'), 'llama': ('Llama', '#B0508B')} # arch in the table -> name, colour
 
 def _cell(above, below, table: pd.DataFrame, treated: str, control: str) -> None:
     "Accuracy of both methods, and their paired difference; filled where its interval excludes 0."

@@ -72,6 +72,7 @@ class Corpus:
     citation: str
 
 CORPORA = {
+    'imdb-hub': Corpus(('negative', 'positive'), 'text', None, '**/train-*.parquet', '**/test-*.parquet', 'Maas et al., Learning Word Vectors for Sentiment Analysis, ACL 2011.'),
     'sst2': Corpus(('negative', 'positive'), 'sentence', None, '**/train-*.parquet', '**/validation-*.parquet', 'Socher et al., Recursive Deep Models for Semantic Compositionality Over a Sentiment Treebank, EMNLP 2013.'),
     'mnli': Corpus(('entailment', 'neutral', 'contradiction'), 'premise', 'hypothesis', '**/train-*.parquet', '**/validation_matched-*.parquet', 'Williams, Nangia and Bowman, A Broad-Coverage Challenge Corpus for Sentence Understanding through Inference, NAACL 2018.'),
 }

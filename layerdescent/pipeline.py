@@ -177,7 +177,7 @@ def stages(
 def plan(root: Path) -> str:
     "What `dvc repro` has to do at most: stages, minutes, disk, and where results go."
     values = read_yaml(root/'params.yaml')
-    known = {'profile', 'threads', 'expected_seconds', 'disk_gib', 'verify', *(n.stem for n in (root/'nbs'/'paper').glob('*.ipynb'))}
+    known = {'profile', 'machine', 'threads', 'expected_seconds', 'disk_gib', 'verify', *(n.stem for n in (root/'nbs'/'paper').glob('*.ipynb'))}
     if values.keys() - known: raise UserError(f"params.yaml: there is no notebook for the section {sorted(values.keys() - known)[0]!r}.")
     seconds, names = values.get('expected_seconds', {}), stages(root)
     unknown = [n for n in names if n not in seconds]
@@ -185,7 +185,7 @@ def plan(root: Path) -> str:
     if not isinstance(values.get('profile'), str) or not isinstance(values.get('disk_gib'), (int, float)) or not isinstance(seconds, dict) or not all(isinstance(v, (int, float)) for v in seconds.values()):
         raise UserError("params.yaml: profile must be a name, disk_gib a number and expected_seconds numbers by stage.")
     lines = [f"  {n:<36}{seconds[n] / 60:6.1f} min" for n in names]
-    return '\n'.join([f"Profile {values['profile']}: {len(names)} stages, about {math.ceil(sum(seconds[n] for n in names) / 60)} minutes on two cores, {values['disk_gib']:g} GiB of disk (downloads/, data/, build/, runs/ and DVC's cache).",
+    return '\n'.join([f"Profile {values['profile']}: {len(names)} stages, about {math.ceil(sum(seconds[n] for n in names) / 60)} minutes on {values.get('machine', 'two cores')}, {values['disk_gib']:g} GiB of disk (downloads/, data/, build/, runs/ and DVC's cache).",
                       *lines, "A stage whose inputs did not change is skipped. Results go to results/, executed notebooks to runs/notebooks/."])
 
 # %% ../nbs/15_pipeline.ipynb #e0c43408

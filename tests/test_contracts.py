@@ -22,7 +22,7 @@ NOTEBOOKS = sorted(p for p in (ROOT/'nbs').rglob('*.ipynb') if '.ipynb_checkpoin
 LIBRARY = [p for p in NOTEBOOKS if re.match(r'\d\d_', p.name)]
 PAPER = [p for p in NOTEBOOKS if p.parent.name == 'paper']
 PROFILES = [ROOT/'params.yaml', *sorted((ROOT/'profiles').glob('*.yaml'))]
-NOT_SECTIONS = {'profile', 'threads', 'expected_seconds', 'disk_gib', 'verify'}
+NOT_SECTIONS = {'profile', 'machine', 'threads', 'expected_seconds', 'disk_gib', 'verify'}
 PYPROJECT = tomllib.loads((ROOT/'pyproject.toml').read_text())
 SETTINGS = ConfigParser(delimiters=['='])
 SETTINGS.read(ROOT/'settings.ini')

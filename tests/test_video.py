@@ -16,6 +16,7 @@ import torch
 import yaml
 from conftest import ROOT, environment
 from PIL import Image
+from stand_ins import encoded, pictures, smooth, tar, write
 
 from layerdescent.config import UserError, sha256_file
 from layerdescent.pipeline import run_stage
@@ -24,45 +25,6 @@ from layerdescent.video import ClipSet, Part, clip_set, decode, motion, read_cli
 
 MIRROR = Path(os.environ.get('LAYERDESCENT_MIRROR') or ROOT/'..'/'shared'/'data').resolve()
 UCSD = 'UCSD_Anomaly_Dataset.tar.gz'
-
-
-def pictures(frames, height, width, seed=0): return np.random.default_rng(seed).integers(0, 256, (frames, height, width), dtype=np.uint8)
-
-
-def smooth(frames, height, width):
-    "A moving pattern that a lossy codec keeps."
-    t, y, x = np.ogrid[:frames, :height, :width]
-    return (128 + 60 * np.sin((x + 2 * t) / 9) * np.cos((y + t) / 7)).astype(np.uint8)
-
-
-def write(path, frames, codec='ffv1', pixels='gray', **options):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with av.open(str(path), 'w', options=options) as container:
-        stream = container.add_stream(codec, rate=25)
-        stream.height, stream.width, stream.pix_fmt = *frames.shape[1:3], pixels
-        for frame in frames: container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format='gray').reformat(format=pixels)))
-        container.mux(stream.encode())
-    return path
-
-
-def encoded(frame, kind):
-    buffer = io.BytesIO()
-    Image.fromarray(frame).save(buffer, kind)
-    return buffer.getvalue()
-
-
-def tar(path, members, links=()):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(path, 'w:gz') as t:
-        for name, content in members.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            t.addfile(info, io.BytesIO(content))
-        for name, target in links:
-            info = tarfile.TarInfo(name)
-            info.type, info.linkname = tarfile.SYMTYPE, target
-            t.addfile(info)
-    return path
 
 
 @pytest.fixture
