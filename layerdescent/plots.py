@@ -429,16 +429,15 @@ def plane_panel(
     treated: str = 'constrained',
     control: str = 'erm',
 ):
-    "Clean error against the error under noise: every method at every depth, the control joined to its early stops."
-    corners = itertools.cycle([(3, 2), (-3, -8), (3, -8), (-3, 2)])   # of the points for their numbers: neighbours do not share one
-    for (depth, table), corner in zip(sorted(tables.items()), corners):
+    "Clean error against the error under noise: every method at every depth (a larger marker is a deeper network), the control joined to its early stops."
+    for size, depth in zip(np.linspace(3, 6.5, len(tables)), sorted(tables)):   # of the markers: deeper is larger
+        table = tables[depth]
         points = {m: (per_seed(table, m, 'rmse', 0.).iloc[:, -1], per_seed(table, m, 'rmse', gamma).iloc[:, -1]) for m in drawn_methods(table) if m == treated or m.startswith(control)}
         path = sorted((x.mean(), y.mean()) for m, (x, y) in points.items() if m.startswith(control))
         ax.plot(*np.array(path).T, color='.75', linewidth=.8, zorder=0)
         for method, (x, y) in points.items():
             style, low, high = METHODS[family(method)], *np.array([seed_interval(v) for v in (x, y)]).T
-            ax.errorbar(x.mean(), y.mean(), xerr=[[x.mean() - low[0]], [high[0] - x.mean()]], yerr=[[y.mean() - low[1]], [high[1] - y.mean()]], color=style.color, marker=style.marker, markersize=3.6, markeredgewidth=0, elinewidth=.8)
-            if method in (treated, control): ax.annotate(f'{depth}', (x.mean(), y.mean()), xytext=corner, textcoords='offset points', ha='left' if corner[0] > 0 else 'right', fontsize=6.5, color=style.color)
+            ax.errorbar(x.mean(), y.mean(), xerr=[[x.mean() - low[0]], [high[0] - x.mean()]], yerr=[[y.mean() - low[1]], [high[1] - y.mean()]], color=style.color, marker=style.marker, markersize=size, markeredgecolor='white', markeredgewidth=.4, elinewidth=.8)
     ax.set(xlabel='clean RMSE (↓ better)', ylabel=f'RMSE at $\\gamma$ = {gamma:g}\n(↓ better)')
     ax.xaxis.set_major_locator(MaxNLocator(4))
     return ax
@@ -461,7 +460,7 @@ def depth_figure(
             plane_panel(plane, tables, gamma, treated, control)
         depth_panel(middle, tables, 0., (treated, control)).set_title(r'the price: clean, $\gamma$ = 0')
         middle.set_ylim(bottom=0)
-        right[0].set_title('both, labelled by depth')
+        right[0].set_title('both (larger: deeper)')
         for ax in left[:-1] + right[:-1]: ax.set_xlabel('')
         panel_letters([left[0], middle, right[0]])
         method_legend(fig, pd.concat(tables.values()).query('method == @treated or method.str.startswith(@control)'))
@@ -485,7 +484,7 @@ def depth_caption(
     return ' '.join(part for part in [study_notes({'made-up' if made_up else '': every}, stand_ins),
         f"Data set {first.dataset.iloc[0]}, architecture {architecture(first.arch.iloc[0])[0]}, depths {', '.join(map(str, sorted(tables)))}, trained at gamma = {noise_levels(first)[0]:g}. RMSE of the last layer, pooled over all test pixels (peak 1, noisy inputs not clipped).",
         f"(a) Under noise that training had not, gamma = {' and '.join(f'{g:g}' for g in gammas)}, against depth. (b) On clean inputs: what the constraints cost.",
-        f"(c) Clean error against error under noise, numbers are depths: points further down and further left are better.{plane}",
+        f"(c) Clean error against error under noise, a larger marker is a deeper network: points further down and further left are better.{plane}",
         f"Methods: {'; '.join(described(every, m) for m in (treated, control))}.", seeds_words(tables.values(), 'test examples'), trained, differs] if part)
 
 # %% ../nbs/14_plots.ipynb #3faf4d3c
@@ -738,7 +737,7 @@ def regime_figure(
         axes[0, 0].set_ylabel('RMSE, training noise\n(↓ better)')
         axes[1, 0].set_ylabel('RMSE, larger noise\n(↓ better)')
         regime_map(below.subplots(), cells)
-        panel_letters([axes[0, 0]])
+        above.text(.005, .995, 'a', fontweight='bold', va='top')
         below.text(.005, .995, 'b', fontweight='bold', va='top')
         below.suptitle('change of the RMSE against ERM, %: beyond the training noise (and under it); ↓ better', fontsize=8)
         method_legend(above, rates)
