@@ -57,7 +57,7 @@ def optima(
     mix = linprog(last, A_ub=c.T, b_ub=np.zeros(c.shape[1]), A_eq=np.ones((1, len(c))), b_eq=[1.], bounds=(0, None))
     # max t over (t, lambda) with t - lambda c(k) <= f_L(k) for every k: unbounded exactly where even mixtures are infeasible
     ascent = linprog(np.r_[-1., np.zeros(c.shape[1])], A_ub=np.c_[np.ones(len(c)), -c], b_ub=last, bounds=[(None, None)] + [(0, None)] * c.shape[1])
-    if mix.status not in (0, 2) or ascent.status not in (0, 2, 3, 4): raise UserError(f"the linear programs were not solved ({mix.message} {ascent.message}).")
+    if mix.status not in (0, 2) or ascent.status not in ((0,) if mix.status == 0 else (2, 3, 4)): raise UserError(f"the linear programs were not solved ({mix.message} {ascent.message}).")
     return Optima(last[best] if best is not None else np.inf, best, mix.fun if mix.status == 0 else np.inf, mix.x if mix.status == 0 else None,
                   -ascent.fun if ascent.status == 0 else np.inf, ascent.x[1:] if ascent.status == 0 else None)
 
